@@ -32,7 +32,7 @@ struct RowChunks {
   }
 
   // visit(chunk, first token, tokens, scores) for the calling lane's part of each of the warp's
-  // chunks; every lane is called for every chunk, with 0 tokens behind the row.
+  // chunks; every lane is called for every chunk, behind the row with 0 tokens or fewer.
   template <int kAhead = kInFlight, class Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
     for_range<kAhead>(0, count, visit);
@@ -71,9 +71,11 @@ struct RowChunks {
   __device__ __forceinline__ std::int32_t first_of(int chunk) const {
     return chunk * kChunk + lane_id() * kLaneElements;
   }
-  // Tokens of the lane's part that begins there.
+  // Tokens of the lane's part that begins there; below 0 behind the row. A bound at 0 would be one
+  // instruction with the other (VIMNMX.RELU), whose predicate ptxas 13.0 takes for `== 8`: it is
+  // set at 0 as well (scripts/cuda_check/refused.py).
   __device__ __forceinline__ int tokens_from(std::int32_t first) const {
-    return max(0, min(vocab - first, kLaneElements));
+    return min(vocab - first, kLaneElements);
   }
 };
 

@@ -46,14 +46,6 @@ __device__ __forceinline__ void cp_async_16(void* dst, const void* src, bool val
                "l"(src), "r"(valid ? 16 : 0)
                : "memory");
 }
-// The same with an L2 policy, for data that should leave (stay in) the cache.
-__device__ __forceinline__ void cp_async_16_hint(void* dst, const void* src, bool valid,
-                                                 std::uint64_t policy) {
-  asm volatile(
-      "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(dst)),
-      "l"(src), "r"(valid ? 16 : 0), "l"(policy)
-      : "memory");
-}
 __device__ __forceinline__ std::uint64_t l2_evict_normal() {
   std::uint64_t policy;
   asm("createpolicy.fractional.L2::evict_normal.b64 %0;" : "=l"(policy));

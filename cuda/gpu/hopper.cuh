@@ -163,8 +163,9 @@ __device__ __forceinline__ void prefetch_tensor_map(const TensorMap& map) {
 }
 
 // One thread starts the copy of the box at (x, y, ...), x innermost, in elements, possibly
-// negative; its bytes (those outside of the tensor too) count on `bar`. dst: aligned to 128 bytes,
-// with a swizzle to eight times its span. policy: l2_evict_first() and the like.
+// negative; x has to be a multiple of 16 bytes (else an illegal instruction). Its bytes, those
+// outside of the tensor too, count on `bar`. dst: aligned to 128 bytes, with a swizzle to eight
+// times its span. policy: l2_evict_first() and the like.
 __device__ __forceinline__ void tma_load_2d(void* dst, const TensorMap& map, std::uint64_t* bar,
                                             int x, int y,
                                             std::uint64_t policy = l2_evict_normal()) {

@@ -29,8 +29,7 @@ struct ElementWeights {
     __device__ __forceinline__ Copier(const LinearParams& call, std::int32_t first_column,
                                       int thread)
         : call(call), first_column(first_column), thread(thread) {}
-    __device__ __forceinline__ void copy(unsigned char* stage, std::int32_t k,
-                                         std::uint64_t policy) const {
+    __device__ __forceinline__ void copy(unsigned char* stage, std::int32_t k) const {
 #pragma unroll
       for (int i = 0; i < kPieces / Config::kRingThreads; ++i) {
         const int c = thread + i * Config::kRingThreads;
@@ -39,7 +38,7 @@ struct ElementWeights {
         const bool valid = column < call.columns && at < call.depth;
         const T* from = static_cast<const T*>(call.weight);
         if (valid) from += column * call.weight_row_stride + at;
-        gpu::cp_async_16_hint(stage + Config::swizzle(line, piece), from, valid, policy);
+        gpu::cp_async_16(stage + Config::swizzle(line, piece), from, valid);
       }
     }
   };

@@ -94,7 +94,6 @@ struct LinearCopier {
   unsigned char* ring;
   std::int32_t part, part_end;  // of this ring's, next and past the last
   int chunk = 0, chunks;        // of `part`
-  std::uint64_t policy;
 
   static constexpr int kPartStep = Config::kNarrow ? kLinearGroupParts : 1;
 
@@ -108,10 +107,7 @@ struct LinearCopier {
         ring(ring),
         part(part),
         part_end(block.first_part + launch.parts_per_unit),
-        chunks(chunks_of_part(launch, part)) {
-    // With one row tile nobody reads a weight again.
-    policy = launch.row_tiles == 1 ? gpu::l2_evict_first() : gpu::l2_evict_normal();
-  }
+        chunks(chunks_of_part(launch, part)) {}
 
   __device__ __forceinline__ bool done() const { return chunk >= chunks; }
 
@@ -122,7 +118,7 @@ struct LinearCopier {
     if (done()) return;
     unsigned char* to = ring + stage * Config::kStageBytes;
     const std::int32_t k = part * launch.part_depth + chunk * kLinearChunk;
-    if constexpr (kWeights) weights.copy(to, k, policy);
+    if constexpr (kWeights) weights.copy(to, k);
     if constexpr (kRows) rows.copy(to + Config::kWeightBytes, k);
   }
 

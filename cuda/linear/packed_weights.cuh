@@ -120,16 +120,15 @@ struct PackedWeights {
       const std::int64_t before = column / kLayout.kColumns * PackedLayout::depth_tiles(call.depth);
       from += before * kLayout.tile_bytes() + first * 16;
     }
-    __device__ __forceinline__ void copy(unsigned char* stage, std::int32_t k,
-                                         std::uint64_t policy) const {
+    __device__ __forceinline__ void copy(unsigned char* stage, std::int32_t k) const {
       const unsigned char* piece =
           from +
           static_cast<std::int64_t>(valid ? k / PackedLayout::kDepth : 0) * kLayout.tile_bytes();
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         if ((i + 1) * kTileThreads > kTilePieces && first + i * kTileThreads >= kTilePieces) break;
-        gpu::cp_async_16_hint(stage + offset + i * kTileThreads * 16, piece + i * kTileThreads * 16,
-                              valid, policy);
+        gpu::cp_async_16(stage + offset + i * kTileThreads * 16, piece + i * kTileThreads * 16,
+                         valid);
       }
     }
   };

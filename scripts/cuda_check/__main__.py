@@ -114,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faults += [f"{o.source}: {text}" for text in ptxas.warnings(o.log)]
     # A device test that hangs is as bad as a kernel that does.
     faults += [f"{o.source}: {text}" for o in objects for text in handover.faults(o.handovers)]
+    faults += [f"{o.source}: {text}" for o in objects for text in o.refused]
     seconds = sum(o.seconds for o in objects) / 2
     if seconds > MAX_BUILD_SECONDS:
         faults.append(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from scripts.cuda_check import handover, loops, sass
+from scripts.cuda_check import handover, loops, refused, sass
 from scripts.cuda_check.loops import Loop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +38,7 @@ class Object:
     key: str
     opcodes: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     handovers: list[dict[str, Any]] = field(default_factory=list)  # handover.HandOver
+    refused: list[str] = field(default_factory=list)  # refused.found_in, a line for each
     loop_counts: dict[str, list[Loop]] = field(default_factory=dict)  # of sm_90a, by symbol
     disassembled: bool = False
     fresh: bool = False  # compiled in this run
@@ -118,6 +119,7 @@ def _read_code(result: Object, tools: sass.Tools, obj: Path) -> None:
     if kernels:
         handover.add_launch(kernels, sass.dump(tools, obj, "elf"))
     result.handovers = [vars(kernel) for kernel in kernels]
+    result.refused = [f"{name} ({arch}) holds {why}" for name, arch, why in refused.found_in(code)]
     result.loop_counts = {
         symbol: loops.loops_of(text)
         for (symbol, arch), text in loops.parse(code).items()

@@ -15,6 +15,7 @@ from specdec_ext.engine import build as engine_build
 from specdec_ext.engine import model_memory
 from specdec_ext.engine.memory_plan import plan_memory
 from specdec_ext.engine.overlap import build as overlap_build
+from specdec_ext.models.place import Place
 
 EACH = 1000
 
@@ -72,6 +73,7 @@ def open_with_graphs(
         patched.setattr(model_memory, "plan_memory", planned)
         patched.setattr(engine_build.EngineBuilder, "_make_pages", logged)
         patched.setattr(model_memory, "available_memory_bytes", lambda: available)
+        patched.setattr(Place, "free_bytes", lambda self: None)  # a device has no other memory
         return open_llm(
             models, "lookahead", where, scheduler=scheduler,
             kv_cache_config={"tokens_per_block": 16, "free_gpu_memory_fraction": 0.5},

@@ -38,9 +38,6 @@ def _wgmma(what: str, after: str, old: str, new: str) -> Mutant:
 MUTANTS = [
     _sync("cp.async: copies what is not valid", "void cp_async_16(", "16, %2;", "16, 16;"),
     _sync("cp.async: the size of the source is 0", "void cp_async_16(", "16, %2;", "16, 0;"),
-    _sync(
-        "cp.async with a hint: copies what is not valid", "cp_async_16_hint(", "16, %2,", "16, 16,"
-    ),
     _sync("and_or: exclusive or", "and_or(", "0xea", "0x6a"),
     _sync("and_or: the mask is not applied", "and_or(", "%1, %2, %3", "%1, %1, %3"),
     _sync("cp.async: no commit", "cp_async_commit()", "cp.async.commit_group;", ""),

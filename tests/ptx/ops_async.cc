@@ -159,6 +159,9 @@ void tensor_copy(Warp& w, const Op& o) {
     unsigned bytes = t.element;
     for (const unsigned side : t.box) bytes *= side;
     if (to % std::max(128u, 8u * t.span)) throw Error("misaligned destination");
+    if (origin[0] * std::int64_t{t.element} % 16 != 0) {
+      throw Error("the innermost coordinate is no multiple of 16 bytes");
+    }
     const std::uint64_t bar = address(w, o, 2 + kRank, 2, l);
     std::uint32_t mask = 1u << w.block->rank;
     if (kMulticast) mask = w.at<std::uint16_t>(o.x[3 + kRank])[l];
@@ -221,7 +224,6 @@ void nothing(Warp&, const Op&) {}
 void add_async(Table& t) {
   const std::string cp = "cp.async.cg.shared.global";
   put(t, cp, {cp_async, "mmnw"}), put(t, cp + ".L2::128B", {cp_async, "mmnw"});
-  put(t, cp + ".L2::cache_hint", {cp_async, "mmnwx"});
   put(t, "cp.async.commit_group", {cp_async_commit, ""});
   put(t, "cp.async.wait_group", {cp_async_wait, "n"});
   put(t, "createpolicy.fractional.L2::evict_normal.b64", {policy, "x", 8, false, 1});

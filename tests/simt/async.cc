@@ -269,6 +269,9 @@ struct TensorCopy {
     if (uintptr_t(dst) % std::max(128u, shape.span * 8u)) {
       fail("tma_load " + at(here) + ": misaligned destination");
     }
+    if (position[0] * int64_t(shape.elem_bytes) % 16) {  // on a GPU: an illegal instruction
+      fail("tma_load " + at(here) + ": the innermost coordinate is no multiple of 16 bytes");
+    }
   }
   void announce_reads(const Mbarrier& b, Site here) const {
     for_each_row(shape, position, [&](unsigned, const char* src, int64_t lo, int64_t hi) {

@@ -95,7 +95,7 @@ __global__ void copies(const uint4* in, uint4* out) {
   const int l = threadIdx.x;
   gpu::cp_async_16(s + l, in + l, l % 3 != 0);
   gpu::cp_async_commit();
-  gpu::cp_async_16_hint(s + 32 + l, in + 32 + l, true, gpu::l2_evict_normal());
+  gpu::cp_async_16(s + 32 + l, in + 32 + l);
   gpu::cp_async_commit();
   gpu::cp_async_wait<1>();
   out[l] = s[l];
@@ -109,7 +109,7 @@ __global__ void matrices(const T* in, uint32_t* fragments, float* out) {
   T* s = gpu::dynamic_shared<T>();
   const int l = threadIdx.x;
   gpu::cp_async_16(s + l * 8, in + l * 8);
-  gpu::cp_async_16_hint(s + (l + 32) * 8, in + (l + 32) * 8, l != 31, gpu::l2_evict_first());
+  gpu::cp_async_16(s + (l + 32) * 8, in + (l + 32) * 8, l != 31);
   gpu::cp_async_commit();
   gpu::cp_async_wait<0>();  // the last 8 values are zeros
   __syncwarp();

@@ -59,7 +59,7 @@ void tile_copies() {
   for (size_t i = 0; i < elements; i++) in[i] = std::uint16_t(i * 40503 + 1);
   auto* out = host::alloc<unsigned char>(kTileBytes);
   const int4 positions[] = {
-      {0, 0, 0, 0}, {8, 3, 1, 2}, {-4, -2, 1, 4}, {60, 17, 2, 3}, {72, 0, 0, 0}};
+      {0, 0, 0, 0}, {8, 3, 1, 2}, {-8, -2, 1, 4}, {56, 17, 2, 3}, {72, 0, 0, 0}};
   for (const int rank : {2, 4}) {
     for (int swizzle = 0; swizzle < 4; swizzle++) {
       const std::uint32_t inner = swizzle ? kSpans[swizzle] / 2 : 40;

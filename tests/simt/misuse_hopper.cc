@@ -39,6 +39,7 @@ enum class Bug {
   descriptor_off_its_group,
   descriptor_without_stride,
   misaligned_tile,
+  misaligned_coordinate,
   copy_not_waited_for,
   barrier_counts_differ,
   barrier_of_half_a_warp,
@@ -76,7 +77,8 @@ __global__ void __launch_bounds__(160, 1)
                                                                             : kTileBytes);
       for (int half = 0; half < 2; half++) {
         const int shift = kBug == Bug::misaligned_tile ? 512 : 0;
-        gpu::tma_load_2d(s.tile[stage] + half * (kTileBytes / 2 - shift), map, &s.full[stage], 0,
+        const int x = kBug == Bug::misaligned_coordinate ? 4 : 0;  // 8 bytes
+        gpu::tma_load_2d(s.tile[stage] + half * (kTileBytes / 2 - shift), map, &s.full[stage], x,
                          round * 64 + half * 32);
       }
     }
@@ -225,6 +227,7 @@ void all(const gpu::TensorMap& m, const gpu::TensorMap& beyond, const unsigned c
   run<Bug::descriptor_off_its_group>("start", "descriptor of A: it does not start", m, in, o);
   run<Bug::descriptor_without_stride>("stride", "descriptor of A: stride", m, in, o);
   run<Bug::misaligned_tile>("tile", "misaligned destination", m, in, o);
+  run<Bug::misaligned_coordinate>("coordinate", "no multiple of 16 bytes", m, in, o);
   run<Bug::copy_not_waited_for>("copy", "in flight|no thread waited|race|has ended", m, in, o);
   run<Bug::barrier_counts_differ>("counts", "others said", m, in, o);
   run<Bug::barrier_of_half_a_warp>("half a warp", "bad id or count", m, in, o);

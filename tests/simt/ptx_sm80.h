@@ -22,9 +22,6 @@ inline uint32_t and_or(uint32_t a, uint32_t mask, uint32_t bits) { return (a & m
 inline void cp_async_16(void* dst, const void* src, bool valid = true, SIMT_HERE) {
   simt::cp_async(dst, src, 16, valid ? 16 : 0, here);
 }
-inline void cp_async_16_hint(void* dst, const void* src, bool valid, uint64_t, SIMT_HERE) {
-  simt::cp_async(dst, src, 16, valid ? 16 : 0, here);
-}
 inline uint64_t l2_evict_normal() { return 0; }
 inline uint64_t l2_evict_first() { return 0; }
 inline void cp_async_commit() { simt::cp_async_commit(); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from scripts.cuda_check import handover, loops
+from scripts.cuda_check import handover, loops, refused
 
 # -- registers ------------------------------------------------------------------------------------
 
@@ -161,3 +161,28 @@ def test_recorded_loops_come_back_and_differences_are_named(tmp_path: pathlib.Pa
     ):
         (line,) = loops.differences(recorded, worse)
         assert line.startswith("kernel<bf16>: its loops")
+
+
+# -- what a GPU does not run as asked -------------------------------------------------------------
+
+MISCOMPILED = """
+	code for sm_90a
+		Function : bounded
+        /*63f80*/                   VIMNMX.RELU R31, P0, P0, R25, 0x8, PT ;    /* 0x0 */
+        /*63f90*/               @P0 BRA 0x64140 ;                              /* 0x0 */
+		Function : hinted
+        /*0990*/                   LDGSTS.E.BYPASS.128 [R119+UR0], desc[UR1][R10.64], !P2 ;
+        /*09a0*/                   LDGSTS.E.BYPASS.128 [R119+UR0+0x200], desc[UR1][R10.64], !P2 ;
+		Function : good
+        /*0010*/                   VIMNMX.RELU R31, PT, PT, R25, 0x8, PT ;     /* 0x0 */
+        /*0020*/                   VIMNMX R50, P1, PT, R24, R81, PT ;          /* 0x0 */
+        /*0030*/                   LDGSTS.E.BYPASS.LTC128B.128 [R17+0x2200], desc[UR10][R20.64] ;
+"""
+
+
+def test_code_that_a_gpu_runs_otherwise_is_found() -> None:
+    found = refused.found_in(MISCOMPILED.splitlines())
+    assert [(symbol, arch) for symbol, arch, _ in found] == [
+        ("bounded", "sm_90a"),
+        ("hinted", "sm_90a"),
+    ]
