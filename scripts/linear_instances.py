@@ -9,30 +9,39 @@ DTYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "e4m3": "__nv_fp8_e4m3"}
 ENUMS = {"bf16": "kBF16", "f16": "kF16", "e4m3": "kF8E4M3"}
 LINEAR_TABLE = "cpp/backend/linear_instances.h"
 LINEAR_FOLDER = "cuda/linear/instances"
-# Rows of x in a tile of the linear layer for 9.0, and how many blocks share them
-# (hopper_linear_tile.h).
-LINEAR_ROWS = {8: 1, 16: 1, 32: 2, 64: 4, 96: 8, 128: 8}
+# (rows of x in a tile, consumer warpgroups) of hopper_linear_tile.h, the least tile first.
+LINEAR_TILES = ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (96, 1), (96, 2), (128, 1), (128, 2))
 
 
-def linear_stages(row_tile: int) -> int:
-    """Returns the stages of a block's ring: of 128 k of 64 columns and of the rows, 16-bit."""
-    return min(10, (226 * 1024) // (256 * (64 + row_tile)))
+def stage_bytes(rows: int, groups: int) -> int:
+    """Returns the bytes of a stage: 128 or 64 k of the columns and rows, 16-bit."""
+    return (128 if rows <= 32 else 64) * 2 * (64 * groups + rows)
 
 
-def linear_smem(row_tile: int) -> int:
-    """Returns the shared memory of a block: the ring, three barriers of each stage."""
-    stages = linear_stages(row_tile)
-    return -(-stages * (256 * (64 + row_tile) + 24) // 1024) * 1024
+def linear_stages(rows: int, groups: int) -> int:
+    """Returns the stages of a block's ring: of one group two blocks are on a multiprocessor."""
+    return (228 * 1024 // (2 if groups == 1 else 1) - 1024 - 512) // stage_bytes(rows, groups)
+
+
+def linear_smem(rows: int, groups: int) -> int:
+    """Returns the shared memory of a block: the ring, two barriers of each stage."""
+    stages = linear_stages(rows, groups)
+    return -(-stages * (stage_bytes(rows, groups) + 16) // 1024) * 1024
+
+
+def threads_of(groups: int) -> int:
+    """Returns the threads of a block: its consumers and two loading warps."""
+    return 128 * groups + 64
 
 
 def linear_files() -> dict[str, str]:
     """Returns the table, launchers and instantiations of the linear layer for 9.0."""
-    names = [(dtype, rows, f"hopper_linear_{dtype}_r{rows}") for dtype in ("bf16", "f16")
-             for rows in LINEAR_ROWS]  # fmt: skip
+    names = [(dtype, tile, f"hopper_linear_{dtype}_r{tile[0]}{'w' if tile[1] > 1 else ''}")
+             for dtype in ("bf16", "f16") for tile in LINEAR_TILES]  # fmt: skip
     entries = [
-        f'    {{"{name}", DType::{ENUMS[dtype]}, {rows}, 160, {linear_smem(rows)}, '
-        f"{linear_stages(rows)}, {LINEAR_ROWS[rows]}}},"
-        for dtype, rows, name in names
+        f'    {{"{name}", DType::{ENUMS[dtype]}, {tile[0]}, {64 * tile[1]}, {threads_of(tile[1])}, '
+        f"{linear_smem(*tile)}, {linear_stages(*tile)}}},"
+        for dtype, tile, name in names
     ]
     table = "\n".join(
         [
@@ -47,7 +56,7 @@ def linear_files() -> dict[str, str]:
             "}  // namespace specdec",
         ]
     )
-    arguments = "(const LinearLaunch& launch, unsigned cluster, dim3 grid)"
+    arguments = "(const LinearLaunch& launch, dim3 grid)"
     header = "\n".join(
         [
             HEADER + "#pragma once\n",
@@ -82,24 +91,25 @@ def linear_files() -> dict[str, str]:
         f"{LINEAR_FOLDER}/launchers.cu": source,
     }
     for dtype in ("bf16", "f16"):
-        own = [(rows, name) for kind, rows, name in names if kind == dtype]
+        own = [(tile, name) for kind, tile, name in names if kind == dtype]
+        shared = [f"HopperLinearTile<{rows}, {groups}>" for (rows, groups), _ in own]
         files[f"{LINEAR_FOLDER}/hopper_linear_{dtype}.cu"] = "\n".join(
             [
                 HEADER + '#include "linear/hopper_linear.cuh"',
                 '#include "linear/instances/launchers.h"\n',
                 "namespace specdec::cuda {\n",
                 *[
-                    f"static_assert(sizeof(HopperLinearShared<HopperLinearTile<{rows}>>) == "
-                    f"{linear_smem(rows)} && HopperLinearTile<{rows}>::kThreads == 160 && "
-                    f"HopperLinearTile<{rows}>::kStages == {linear_stages(rows)} && "
-                    f"HopperLinearTile<{rows}>::kCluster == {LINEAR_ROWS[rows]});"
-                    for rows, _ in own
+                    f"static_assert(sizeof(HopperLinearShared<{type}>) == {linear_smem(*tile)} && "
+                    f"{type}::kThreads == {threads_of(tile[1])} && "
+                    f"{type}::kColumns == {64 * tile[1]} && "
+                    f"{type}::kStages == {linear_stages(*tile)});"
+                    for type, (tile, _) in zip(shared, own, strict=True)
                 ],
                 "",
                 *[
-                    f"void {name}{arguments} {{ launch_hopper_linear<{DTYPES[dtype]}, "
-                    f"HopperLinearTile<{rows}>>(launch, cluster, grid); }}"
-                    for rows, name in own
+                    f"void {name}{arguments} {{ launch_hopper_linear<{DTYPES[dtype]}, {type}>"
+                    f"(launch, grid); }}"
+                    for type, (_, name) in zip(shared, own, strict=True)
                 ],
                 "\n}  // namespace specdec::cuda",
             ]

@@ -37,7 +37,6 @@ class Device:
     l2_latency_us: float = 0.45  # of an access that the one before decides
     memory_latency_us: float = 0.8  # of a bulk copy while memory is busy
     barrier_us: float = 0.35  # a sum over a block of 1024 threads
-    cluster_sync_us: float = 0.1  # all threads of a cluster meet
 
 
 # Shares of a rate.

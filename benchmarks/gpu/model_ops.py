@@ -59,9 +59,13 @@ def enter_prompt(tokens: int, max_len: int, lengths: int, device: Device) -> Ker
     return Kernel("commit", {"L2 port": 2 * table_us}, start + waits)
 
 
-# cpp/backend/linear_op.h and linear_instances.h: rows of x in a tile, stages, blocks that share x.
-LINEAR_TILES = ((8, 10, 1), (16, 10, 1), (32, 9, 2), (64, 7, 4), (96, 5, 8), (128, 4, 8))
-LINEAR_COLUMNS, STAGE_DEPTH, CHAIN = 64, 128, 1024
+# cpp/backend/linear_op.h and linear_instances.h: rows of x in a tile, columns of a block, stages.
+LINEAR_TILES = (
+    (8, 64, 6), (16, 64, 5), (32, 64, 4), (64, 64, 7), (64, 128, 9), (96, 64, 5), (96, 128, 8),
+    (128, 64, 4), (128, 128, 7),
+)  # fmt: skip
+LINEAR_COLUMNS, CHAIN = 64, 1024
+PANEL = 64  # k of one tensor copy
 
 
 def linear_slices(columns: int, depth: int) -> int:
@@ -72,51 +76,67 @@ def linear_slices(columns: int, depth: int) -> int:
     return slices
 
 
-def stage_of_product(row_tile: int) -> Counts:
-    """Returns what a consuming warp does for a stage: the loop that multiplies it."""
-    name = f"hopper_linear_kernel<bf16, HopperLinearTile<{row_tile}> >"
-    products = 2 * LINEAR_COLUMNS * row_tile * STAGE_DEPTH
+def linear_tile(rows: int, columns: int, depth: int, device: Device) -> tuple[int, int, int]:
+    """Returns the kernel that serves a product (pick_linear in cpp/backend/linear_pick.h)."""
+    row_tile = next((t[0] for t in LINEAR_TILES if rows <= t[0]), LINEAR_TILES[-1][0])
+    narrow, *wide = (t for t in LINEAR_TILES if t[0] == row_tile)
+    slices = linear_slices(columns, depth)
+    for tile in wide:
+        if -(-rows // row_tile) * -(-columns // tile[1]) * slices >= device.sms:
+            return tile
+    return narrow
+
+
+def stage_of_product(row_tile: int, columns: int) -> tuple[Counts, int]:
+    """Returns what a consuming warpgroup does for a stage, the loop that multiplies it, and how
+    many k the stage has."""
+    stage_depth = 2 * PANEL if row_tile <= 32 else PANEL
+    groups = columns // LINEAR_COLUMNS
+    name = f"hopper_linear_kernel<bf16, HopperLinearTile<{row_tile}, {groups}> >"
+    products = 2 * LINEAR_COLUMNS * row_tile * stage_depth
     found = [x["body"] for x in loops_of(name) if x["body"].get("tensor_ops", 0) > 0]
     if len(found) != 1 or found[0]["tensor_ops"] != products:
         raise ValueError(f"{name}: no loop of {products} operations a trip")
-    return found[0]
+    return found[0], stage_depth
 
 
 def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
     """Returns the few-row product of a weight [columns, depth], its fold included."""
-    row_tile, stages, shared_by = next(t for t in LINEAR_TILES if rows <= t[0] or t[0] == 128)
-    row_tiles, tiles = -(-rows // row_tile), -(-columns // LINEAR_COLUMNS)
-    cluster = min(shared_by, 1 << (tiles.bit_length() - 1))
-    tiles = -(-tiles // cluster) * cluster
+    row_tile, block_columns, stages = linear_tile(rows, columns, depth, device)
+    row_tiles, tiles = -(-rows // row_tile), -(-columns // block_columns)
+    groups = block_columns // LINEAR_COLUMNS
+    each = 2 if groups == 1 else 1  # blocks that a multiprocessor has room for
     slices = linear_slices(columns, depth)
     blocks = row_tiles * tiles * slices
-    trips = -(-depth // slices // STAGE_DEPTH)
-    # A multiprocessor holds one block: the busiest makes `turns` of them, one after another.
-    turns = -(-blocks // device.sms)
+    loop, stage_depth = stage_of_product(row_tile, block_columns)
+    trips = -(-depth // slices // stage_depth)
+    turns = -(-blocks // device.sms)  # blocks of the busiest multiprocessor
     cycle = 1e6 / device.clock_hz
-    loop = stage_of_product(row_tile)
     needs = {pipe: turns * trips * c * cycle for pipe, c in slots(loop).items()}
     needs["tensor"] = (
-        turns * trips * loop["tensor_ops"] * device.sms / device.tensor_flops * 1e6
+        turns * trips * groups * loop["tensor_ops"] * device.sms / device.tensor_flops * 1e6
     )  # of one multiprocessor's share
-    # A stage is written once and read once: by the matrix instructions, 64 columns at a time.
-    stage_bytes = STAGE_DEPTH * 2 * (LINEAR_COLUMNS + row_tile)
-    needs["shared memory"] = turns * trips * 2 * stage_bytes / 128 * cycle
+    # A stage is written once and read once by the matrix instructions; x by those of each group.
+    stage_bytes = stage_depth * 2 * (block_columns + row_tile)
+    read = stage_bytes + stage_depth * 2 * row_tile * (groups - 1)
+    needs["shared memory"] = turns * trips * (stage_bytes + read) / 128 * cycle
     needs["L2 port"] = turns * trips * stage_bytes / device.l2_bytes_per_cycle * cycle
     weight = columns * depth * 2.0
-    needs["L2"] = (weight * row_tiles + tiles / cluster * rows * depth * 2) / device.l2_bytes_per_s
-    needs["L2"] *= 1e6
+    needs["L2"] = (weight * row_tiles + tiles * rows * depth * 2) / device.l2_bytes_per_s * 1e6
     # x was written just before and the result is read just behind: both stay in L2, unless they
     # are a large part of it.
     beside = rows * (columns + depth) * 2.0
     read = weight + (beside if beside > device.l2_bytes / 4 else 0.0)
     needs["HBM"] = read / device.hbm_bytes_per_s * 1e6
-    in_flight = min(blocks, device.sms) * stages * STAGE_DEPTH * 2 * LINEAR_COLUMNS
-    needs["latency of memory"] = weight / in_flight * device.memory_latency_us
-    # No block of the kernel before leaves room for one of these: the ring fills in the open.
+    # Of two blocks on a multiprocessor each has a ring; x takes its share of what is in flight.
+    in_flight = min(blocks, each * device.sms) * stages * stage_bytes
+    moved = weight * row_tiles + tiles * rows * depth * 2
+    needs["latency of memory"] = moved / in_flight * device.memory_latency_us
+    # No block of the kernel before leaves room for one of these: the ring fills in the open. Alone
+    # on its multiprocessor, every block's does.
     fixed = device.launch_us + device.first_load_us
-    if cluster > 1:
-        fixed += 2 * device.cluster_sync_us
+    if each == 1:
+        fixed += (turns - 1) * device.first_load_us
     if slices > 1:  # every slice's sums are written and read by a second kernel
         fixed += 2 * slices * rows * columns * 4 / device.l2_bytes_per_s * 1e6 + device.launch_us
     return Kernel("product", needs, fixed)

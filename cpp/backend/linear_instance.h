@@ -12,10 +12,10 @@ struct LinearInstance {
   const char* name;  // also of the launching function
   DType dtype;
   std::int32_t row_tile;  // rows of x in a block
+  std::int32_t columns;   // of a block
   std::int32_t threads;
   std::int32_t smem_bytes;  // dynamic shared memory of a block
   std::int32_t stages;      // of its ring
-  std::int32_t cluster;     // most blocks that share x
 };
 
 }  // namespace specdec

@@ -19,6 +19,13 @@ struct LinearProblem {
   bool overlaps = false;  // rows of the weight share memory, which no copy engine can describe
 };
 
+// Blocks of an instance for a product.
+constexpr std::int64_t stream_blocks(const LinearInstance& instance, const LinearProblem& problem) {
+  const std::int64_t row_tiles = (problem.rows - 1) / instance.row_tile + 1;
+  const std::int64_t column_tiles = (problem.columns - 1) / instance.columns + 1;
+  return row_tiles * column_tiles * stream_cut(problem.columns, problem.depth).slices;
+}
+
 // The instance for a product; null: another family serves it. Whether it is null does not depend on
 // the number of rows: the families sum in different orders.
 constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
@@ -29,8 +36,13 @@ constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
   for (const LinearInstance& one : kLinearInstances) {
     if (one.dtype != problem.dtype) continue;
     if (one.smem_bytes > limits.shared_bytes) return nullptr;
-    // The least tile that holds all rows; they are sorted.
-    if (best == nullptr || best->row_tile < problem.rows) best = &one;
+    // The least tile that holds all rows; they are sorted. Of more columns where its blocks are one
+    // for each multiprocessor at least.
+    const bool larger =
+        best == nullptr || (best->row_tile < problem.rows && best->row_tile < one.row_tile);
+    const bool wider = best != nullptr && best->row_tile == one.row_tile &&
+                       stream_blocks(one, problem) >= limits.num_sms;
+    if (larger || wider) best = &one;
   }
   return best;
 }
@@ -38,7 +50,6 @@ constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
 // How an instance deals a product.
 struct LinearDeal {
   std::int32_t row_tiles = 0, column_tiles = 0;
-  std::int32_t cluster = 1;  // blocks that share x, column_tiles being a multiple of it
   StreamCut cut;
   std::int64_t pitch = 0;      // floats of a row of one slice's sums
   std::int64_t row_bytes = 0;  // of all slices' sums of a row; 0: one slice, none
@@ -50,9 +61,7 @@ constexpr LinearDeal deal_linear(const LinearInstance& instance, std::int32_t ro
                                  std::int32_t cut_columns = 0) {
   LinearDeal deal;
   deal.row_tiles = (rows - 1) / instance.row_tile + 1;
-  const std::int32_t tiles = (columns - 1) / kStreamColumns + 1;
-  while (2 * deal.cluster <= std::min(instance.cluster, tiles)) deal.cluster *= 2;
-  deal.column_tiles = ((tiles - 1) / deal.cluster + 1) * deal.cluster;
+  deal.column_tiles = (columns - 1) / instance.columns + 1;
   deal.cut = stream_cut(std::max(columns, cut_columns), depth);
   deal.pitch = (std::int64_t{columns} + 7) / 8 * 8;
   if (deal.cut.slices > 1) {

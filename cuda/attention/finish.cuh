@@ -1,7 +1,8 @@
 // The finish kernel: folds the states of the main pass, adds the tail keys, divides, writes.
 //
-// grid    one warp per (step row, KV head), rows fastest: the warps of a block read the same
-//         committed tail keys; the warp takes the H/G query heads together, kHeads at a time
+// grid    one warp per (step row, KV head, kHeads of its query heads), rows fastest: the warps of a
+//         block read the same committed tail keys. kHeads is 1 while that fills no GPU: a warp's
+//         time is that of dependent loads, the more the more states of heads it folds
 // lane    kVec consecutive elements of the head dim; a lane beyond it computes with zeros
 // order   where tail keys lie -> their scores -> states in chunk order -> the tail as the last one:
 //         maximum, exponentials, sums in position order -> sink -> out
@@ -31,7 +32,10 @@ struct FinishShared {
 template <class T, class Kv, int kHeads, int kVec>
 struct RowFinisher {
   // States that are on their way at once: as many as registers are left for.
-  static constexpr int kStates = kHeads * kVec > 32 ? 1 : kHeads * kVec > 8 ? 2 : 4;
+  static constexpr int kStates = kHeads * kVec > 32           ? 1
+                                 : kHeads * kVec > 8          ? 2
+                                 : (kHeads == 1 && kVec <= 4) ? 8
+                                                              : 4;
 
   const AttentionLaunch& launch;
   FinishShared<kHeads>* shared;
@@ -272,8 +276,10 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   const StepView& step = call.step;
   const std::int32_t warp = static_cast<std::int32_t>(threadIdx.x >> 5);
   const std::int32_t item = static_cast<std::int32_t>(blockIdx.x) * kFinishWarps + warp;
-  if (item >= step.num_rows * call.cache.num_kv_heads) return;
-  const std::int32_t row = item % step.num_rows, kv_head = item / step.num_rows;
+  const std::int32_t row = item % step.num_rows, part = item / step.num_rows;
+  const std::int32_t parts = (launch.group - 1) / kHeads + 1;  // of a KV head
+  const std::int32_t kv_head = part / parts;
+  if (kv_head >= call.cache.num_kv_heads) return;
   RowFinisher<T, Kv, kHeads, kVec> finisher(
       launch, gpu::dynamic_shared<FinishShared<kHeads>>() + warp, kv_head);
   gpu::grid_dependency_wait();
@@ -299,19 +305,13 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
     num_tail = find_tail(launch, request, kv_head, mask, row_keys(launch, position),
                          finisher.shared->offsets);
   }
-  for (std::int32_t h = 0; h < launch.group; h += kHeads) {
-    const std::int32_t head = kv_head * launch.group + h;
-    finisher.heads = min(kHeads, launch.group - h);
-    T* out = static_cast<T*>(call.out) + row * call.out_row_stride +
-             head * static_cast<std::int64_t>(call.cache.head_dim);
-    finisher.clear();
-    if (!good) {
-      const std::uint32_t zeros[kVec / 2] = {};
-      for (std::int32_t i = 0; i < finisher.heads; ++i) {
-        finisher.store(out + i * call.cache.head_dim, zeros, true);
-      }
-      continue;
-    }
+  const std::int32_t h = (part - kv_head * parts) * kHeads;
+  const std::int32_t head = kv_head * launch.group + h;
+  finisher.heads = min(kHeads, launch.group - h);
+  T* out = static_cast<T*>(call.out) + row * call.out_row_stride +
+           head * static_cast<std::int64_t>(call.cache.head_dim);
+  finisher.clear();
+  if (good) {
     if (num_tail > 0) {
       const T* q = static_cast<const T*>(call.q) + row * call.q_row_stride +
                    head * static_cast<std::int64_t>(call.cache.head_dim);
@@ -320,7 +320,11 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
     finisher.fold_states(request, token * launch.group + h);
     if (num_tail > 0) finisher.sum_tail(num_tail);
     if (finisher.write(out, head)) flags |= kStatusNaN;
-    __syncwarp();  // before the next heads' scores
+  } else {
+    const std::uint32_t zeros[kVec / 2] = {};
+    for (std::int32_t i = 0; i < finisher.heads; ++i) {
+      finisher.store(out + i * call.cache.head_dim, zeros, true);
+    }
   }
   if (flags != 0 && finisher.lane == 0 && call.exec.status != nullptr) {
     atomicOr(&call.exec.status[b], flags);
@@ -333,7 +337,8 @@ void launch_finish_heads(const AttentionLaunch& launch) {
   void (*kernel)(AttentionLaunch) = head_dim <= 64    ? finish<T, Kv, kHeads, 2>
                                     : head_dim <= 128 ? finish<T, Kv, kHeads, 4>
                                                       : finish<T, Kv, kHeads, 8>;
-  const std::int32_t warps = launch.call.step.num_rows * launch.call.cache.num_kv_heads;
+  const std::int32_t parts = (launch.group - 1) / kHeads + 1;
+  const std::int32_t warps = launch.call.step.num_rows * launch.call.cache.num_kv_heads * parts;
   if (warps == 0) return;
   gpu::launch(kernel, dim3((warps + kFinishWarps - 1) / kFinishWarps), dim3(kFinishWarps * 32),
               kFinishWarps * sizeof(FinishShared<kHeads>), launch.call.exec.stream,
@@ -343,7 +348,12 @@ void launch_finish_heads(const AttentionLaunch& launch) {
 // For rows of T over pages of Kv.
 template <class T, class Kv>
 void launch_finish_types(const AttentionLaunch& launch) {
-  if (launch.group == 1) return launch_finish_heads<T, Kv, 1>(launch);
+  // A head to a warp as long as all of them run at once; the main pass has a block for each
+  // multiprocessor.
+  const std::int64_t heads =
+      std::int64_t{launch.call.step.num_rows} * launch.call.cache.num_kv_heads * launch.group;
+  const std::int32_t at_once = launch.work.num_blocks * kFinishWarps * kFinishBlocks<1, 4>;
+  if (launch.group == 1 || heads <= at_once) return launch_finish_heads<T, Kv, 1>(launch);
   if (launch.group == 2) return launch_finish_heads<T, Kv, 2>(launch);
   if (launch.group <= 4) return launch_finish_heads<T, Kv, 4>(launch);
   launch_finish_heads<T, Kv, 8>(launch);

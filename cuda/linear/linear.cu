@@ -144,8 +144,7 @@ void stream_linear(const LinearParams& p, const LinearInstance& instance) {
     launch.row_tiles = (launch.call.rows - 1) / instance.row_tile + 1;
     const dim3 grid(static_cast<unsigned>(launch.row_tiles) * deal.column_tiles,
                     static_cast<unsigned>(deal.cut.slices));
-    linear_launcher(static_cast<std::size_t>(&instance - kLinearInstances.data()))(
-        launch, static_cast<unsigned>(deal.cluster), grid);
+    linear_launcher(static_cast<std::size_t>(&instance - kLinearInstances.data()))(launch, grid);
     if (launch.partial != nullptr) launch_fold(launch, deal.cut.slices, 1);
   });
 }

@@ -1,5 +1,5 @@
-// The linear layer for 9.0 in the emulator: small integers, whose sums are exact, by every instance
-// and size of a cluster, in several schedules; and how products are dealt.
+// The linear layer for 9.0 in the emulator: small integers, whose sums are exact, by every
+// instance, in several schedules; and how products are dealt.
 #include <cstdlib>
 #include <vector>
 
@@ -16,8 +16,9 @@ using bf16 = __nv_bfloat16;
 std::vector<bf16> x, weight;
 std::vector<float> partial;
 
-template <int kRows>
-void product(int rows, int columns, int depth, unsigned cluster, int slices, unsigned schedule) {
+template <int kRows, int kGroups>
+void product(int rows, int columns, int depth, int slices, unsigned schedule) {
+  using Tile = HopperLinearTile<kRows, kGroups>;
   // Rows are wider than the matrix: what lies beside it is NaN.
   const int pitch = (depth + 7) / 8 * 8 + 8;
   const bf16 nan(NAN);
@@ -43,10 +44,9 @@ void product(int rows, int columns, int depth, unsigned cluster, int slices, uns
   simt::expose(x.data(), x.size() * 2, "x", false);
   simt::expose(weight.data(), weight.size() * 2, "weight", false);
   simt::expose(partial.data(), partial.size() * 4, "partial");
-  const unsigned tiles = ((columns - 1) / 64 / cluster + 1) * cluster;
+  const unsigned tiles = (columns - 1) / Tile::kColumns + 1;
   simt::seed(schedule);
-  cuda::launch_hopper_linear<bf16, HopperLinearTile<kRows>>(
-      launch, cluster, dim3(tiles * launch.row_tiles, unsigned(slices)));
+  cuda::launch_hopper_linear<bf16, Tile>(launch, dim3(tiles * launch.row_tiles, unsigned(slices)));
   int wrong = 0;
   for (int r = 0; r < rows; r++) {
     for (int c = 0; c < columns; c++) {
@@ -59,8 +59,8 @@ void product(int rows, int columns, int depth, unsigned cluster, int slices, uns
     }
   }
   char name[96];
-  snprintf(name, sizeof name, "tile %d: %d x %d x %d, cluster %u, %d slices, schedule %u", kRows,
-           rows, columns, depth, cluster, slices, schedule);
+  snprintf(name, sizeof name, "tile %d, %d groups: %d x %d x %d, %d slices, schedule %u", kRows,
+           kGroups, rows, columns, depth, slices, schedule);
   printf("%s\n", name);
   host::expect_equal(name, wrong, 0);
 }
@@ -74,6 +74,14 @@ void choices() {
   const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},   {17, 32},   {33, 64},
                           {65, 96}, {84, 96}, {97, 128}, {128, 128}, {5000, 128}};
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
+  // Of more columns where there is a block for every multiprocessor.
+  const int widths[][4] = {{84, 6144, 4096, 64},    {84, 28672, 4096, 128}, {64, 128256, 4096, 128},
+                           {84, 4096, 14336, 64},   {32, 128256, 4096, 64}, {128, 16768, 4096, 64},
+                           {128, 16769, 4096, 128}, {400, 4160, 4096, 128}};
+  for (const auto& [rows, columns, depth, want] : widths) {
+    const LinearProblem problem{rows, columns, depth, DType::kBF16, true, false};
+    host::expect_equal("columns of a block", pick_linear(problem, hopper)->columns, want);
+  }
   const auto served = [](const DeviceLimits& limits, DType dtype, int depth, bool aligned,
                          bool overlaps) {
     const bool one = pick_linear({1, 64, depth, dtype, aligned, overlaps}, limits) != nullptr;
@@ -107,11 +115,9 @@ void choices() {
   for (const LinearInstance& one : kLinearInstances) {
     for (const int columns : {1, 64, 65, 129, 300, 520, 6144, 128256}) {
       const LinearDeal deal = deal_linear(one, 84, columns, 4096);
-      const int needed = (columns - 1) / 64 + 1;
-      const bool whole = deal.column_tiles % deal.cluster == 0 && deal.column_tiles >= needed &&
-                         deal.column_tiles < needed + deal.cluster && deal.cluster <= one.cluster &&
-                         deal.cluster <= needed;
-      host::expect_equal("clusters cover columns", whole, true);
+      const bool whole = deal.column_tiles * one.columns >= columns &&
+                         (deal.column_tiles - 1) * one.columns < columns;
+      host::expect_equal("blocks cover columns", whole, true);
     }
   }
 }
@@ -123,15 +129,16 @@ int main() {
   using namespace specdec;
   choices();
   for (unsigned schedule = 0; schedule < 4; schedule++) {
-    product<8>(3, 70, 300, 1, 1, schedule);
-    product<16>(16, 64, 2060, 1, 2, schedule);
-    product<32>(40, 130, 1400, 2, 1, schedule);
-    product<64>(61, 200, 1100, 4, 1, schedule);
-    product<96>(84, 300, 904, 4, 1, schedule);
-    product<128>(130, 130, 700, 2, 1, schedule);
+    product<8, 1>(3, 70, 300, 1, schedule);
+    product<16, 1>(16, 64, 2060, 2, schedule);
+    product<32, 1>(40, 130, 1400, 1, schedule);
+    product<64, 1>(61, 200, 1100, 1, schedule);
+    product<64, 2>(70, 200, 1100, 1, schedule);
+    product<96, 1>(84, 130, 904, 1, schedule);
+    product<96, 2>(84, 300, 1704, 1, schedule);
+    product<128, 1>(130, 130, 700, 1, schedule);
+    product<128, 2>(128, 65, 2100, 2, schedule);
   }
-  product<96>(84, 520, 904, 8, 1, 5);
-  product<128>(128, 440, 2100, 8, 2, 6);
   printf("%s\n", host::failures ? "FAILED" : "passed");
   return host::failures != 0;
 }

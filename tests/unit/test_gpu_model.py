@@ -232,7 +232,7 @@ def test_how_a_product_is_dealt() -> None:
         cut = groups if groups > 1 and columns < 120 * 32 else 1
         assert wanted == (0 if max(slices, cut) == 1 else max(slices, cut) * columns * 4)
     text = (ROOT / "cpp" / "backend" / "linear_instances.h").read_text()
-    table = re.findall(r"bf16_r(\d+)\"[^}]*, (\d+), (\d+)\}", text)
+    table = re.findall(r"bf16_r\w+\", DType::kBF16, (\d+), (\d+), \d+, \d+, (\d+)\}", text)
     assert tuple(tuple(map(int, row)) for row in table) == model_ops.LINEAR_TILES
 
 

@@ -4,42 +4,60 @@
 
 namespace specdec::cuda {
 
-static_assert(sizeof(HopperLinearShared<HopperLinearTile<8>>) == 185344 &&
-              HopperLinearTile<8>::kThreads == 160 && HopperLinearTile<8>::kStages == 10 &&
-              HopperLinearTile<8>::kCluster == 1);
-static_assert(sizeof(HopperLinearShared<HopperLinearTile<16>>) == 205824 &&
-              HopperLinearTile<16>::kThreads == 160 && HopperLinearTile<16>::kStages == 10 &&
-              HopperLinearTile<16>::kCluster == 1);
-static_assert(sizeof(HopperLinearShared<HopperLinearTile<32>>) == 222208 &&
-              HopperLinearTile<32>::kThreads == 160 && HopperLinearTile<32>::kStages == 9 &&
-              HopperLinearTile<32>::kCluster == 2);
-static_assert(sizeof(HopperLinearShared<HopperLinearTile<64>>) == 230400 &&
-              HopperLinearTile<64>::kThreads == 160 && HopperLinearTile<64>::kStages == 7 &&
-              HopperLinearTile<64>::kCluster == 4);
-static_assert(sizeof(HopperLinearShared<HopperLinearTile<96>>) == 205824 &&
-              HopperLinearTile<96>::kThreads == 160 && HopperLinearTile<96>::kStages == 5 &&
-              HopperLinearTile<96>::kCluster == 8);
-static_assert(sizeof(HopperLinearShared<HopperLinearTile<128>>) == 197632 &&
-              HopperLinearTile<128>::kThreads == 160 && HopperLinearTile<128>::kStages == 4 &&
-              HopperLinearTile<128>::kCluster == 8);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<8, 1>>) == 111616 &&
+              HopperLinearTile<8, 1>::kThreads == 192 && HopperLinearTile<8, 1>::kColumns == 64 &&
+              HopperLinearTile<8, 1>::kStages == 6);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<16, 1>>) == 103424 &&
+              HopperLinearTile<16, 1>::kThreads == 192 && HopperLinearTile<16, 1>::kColumns == 64 &&
+              HopperLinearTile<16, 1>::kStages == 5);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<32, 1>>) == 99328 &&
+              HopperLinearTile<32, 1>::kThreads == 192 && HopperLinearTile<32, 1>::kColumns == 64 &&
+              HopperLinearTile<32, 1>::kStages == 4);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<64, 1>>) == 115712 &&
+              HopperLinearTile<64, 1>::kThreads == 192 && HopperLinearTile<64, 1>::kColumns == 64 &&
+              HopperLinearTile<64, 1>::kStages == 7);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<64, 2>>) == 222208 &&
+              HopperLinearTile<64, 2>::kThreads == 320 &&
+              HopperLinearTile<64, 2>::kColumns == 128 && HopperLinearTile<64, 2>::kStages == 9);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<96, 1>>) == 103424 &&
+              HopperLinearTile<96, 1>::kThreads == 192 && HopperLinearTile<96, 1>::kColumns == 64 &&
+              HopperLinearTile<96, 1>::kStages == 5);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<96, 2>>) == 230400 &&
+              HopperLinearTile<96, 2>::kThreads == 320 &&
+              HopperLinearTile<96, 2>::kColumns == 128 && HopperLinearTile<96, 2>::kStages == 8);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<128, 1>>) == 99328 &&
+              HopperLinearTile<128, 1>::kThreads == 192 &&
+              HopperLinearTile<128, 1>::kColumns == 64 && HopperLinearTile<128, 1>::kStages == 4);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<128, 2>>) == 230400 &&
+              HopperLinearTile<128, 2>::kThreads == 320 &&
+              HopperLinearTile<128, 2>::kColumns == 128 && HopperLinearTile<128, 2>::kStages == 7);
 
-void hopper_linear_bf16_r8(const LinearLaunch& launch, unsigned cluster, dim3 grid) {
-  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<8>>(launch, cluster, grid);
+void hopper_linear_bf16_r8(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<8, 1>>(launch, grid);
 }
-void hopper_linear_bf16_r16(const LinearLaunch& launch, unsigned cluster, dim3 grid) {
-  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<16>>(launch, cluster, grid);
+void hopper_linear_bf16_r16(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<16, 1>>(launch, grid);
 }
-void hopper_linear_bf16_r32(const LinearLaunch& launch, unsigned cluster, dim3 grid) {
-  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<32>>(launch, cluster, grid);
+void hopper_linear_bf16_r32(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<32, 1>>(launch, grid);
 }
-void hopper_linear_bf16_r64(const LinearLaunch& launch, unsigned cluster, dim3 grid) {
-  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<64>>(launch, cluster, grid);
+void hopper_linear_bf16_r64(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<64, 1>>(launch, grid);
 }
-void hopper_linear_bf16_r96(const LinearLaunch& launch, unsigned cluster, dim3 grid) {
-  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<96>>(launch, cluster, grid);
+void hopper_linear_bf16_r64w(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<64, 2>>(launch, grid);
 }
-void hopper_linear_bf16_r128(const LinearLaunch& launch, unsigned cluster, dim3 grid) {
-  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<128>>(launch, cluster, grid);
+void hopper_linear_bf16_r96(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<96, 1>>(launch, grid);
+}
+void hopper_linear_bf16_r96w(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<96, 2>>(launch, grid);
+}
+void hopper_linear_bf16_r128(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<128, 1>>(launch, grid);
+}
+void hopper_linear_bf16_r128w(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__nv_bfloat16, HopperLinearTile<128, 2>>(launch, grid);
 }
 
 }  // namespace specdec::cuda

@@ -7,21 +7,27 @@
 
 namespace specdec::cuda {
 
-using LinearLauncher = void (*)(const LinearLaunch& launch, unsigned cluster, dim3 grid);
+using LinearLauncher = void (*)(const LinearLaunch& launch, dim3 grid);
 // The launcher of row `index` of kLinearInstances.
 LinearLauncher linear_launcher(std::size_t index);
 
-void hopper_linear_bf16_r8(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_bf16_r16(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_bf16_r32(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_bf16_r64(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_bf16_r96(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_bf16_r128(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_f16_r8(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_f16_r16(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_f16_r32(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_f16_r64(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_f16_r96(const LinearLaunch& launch, unsigned cluster, dim3 grid);
-void hopper_linear_f16_r128(const LinearLaunch& launch, unsigned cluster, dim3 grid);
+void hopper_linear_bf16_r8(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r16(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r32(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r64(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r64w(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r96(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r96w(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r128(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_bf16_r128w(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r8(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r16(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r32(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r64(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r64w(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r96(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r96w(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r128(const LinearLaunch& launch, dim3 grid);
+void hopper_linear_f16_r128w(const LinearLaunch& launch, dim3 grid);
 
 }  // namespace specdec::cuda

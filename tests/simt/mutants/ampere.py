@@ -382,10 +382,10 @@ MUTANTS = [
     ),
     Mutant(
         "finish-5",
-        "no __syncwarp before the next heads' scores",
+        "every part of a KV head takes its first query heads",
         FINISH,
-        "__syncwarp();  // before the next heads' scores",
-        "",
+        "const std::int32_t h = (part - kv_head * parts) * kHeads;",
+        "const std::int32_t h = 0;",
     ),
     Mutant(
         "finish-6",
