@@ -71,9 +71,14 @@ struct RowFinisher {
     }
   }
 
+  // Keys and values of the tail that are on their way at once. A warp of one head is one of few:
+  // its time is that of its loads.
+  static constexpr int kBatch = 8;  // whose scores are one transposed sum
+  static constexpr int kKeyBatches = kHeads == 1 && kVec <= 4 ? 2 : 1;
+  static constexpr int kValues = kHeads == 1 && kVec <= 4 ? 16 : 4;
+
   // scores[key][head] in units of log2.
   __device__ __forceinline__ void score_tail(const T* q, std::int32_t num_keys) {
-    constexpr int kBatch = 8;
     const ScoreScale scale(score_scale(launch.call, kv_head), launch.call.softcap);
     float query[kHeads][kVec];
 #pragma unroll
@@ -84,22 +89,28 @@ struct RowFinisher {
         load_floats(q + h * launch.call.cache.head_dim + lane * kVec, query[h]);
       }
     }
-    for (std::int32_t base = 0; base < num_keys; base += kBatch) {
-      float key[kBatch][kVec];
+    for (std::int32_t first = 0; first < num_keys; first += kKeyBatches * kBatch) {
+      float key[kKeyBatches * kBatch][kVec];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) load(launch.k, min(base + i, num_keys - 1), key[i]);
+      for (int i = 0; i < kKeyBatches * kBatch; ++i) {
+        load(launch.k, min(first + i, num_keys - 1), key[i]);
+      }
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        float dot[kBatch];
+      for (int b = 0; b < kKeyBatches; ++b) {
+        const std::int32_t mine = first + b * kBatch + lane / 4;
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          dot[i] = query[h][0] * key[i][0];
+        for (int h = 0; h < kHeads; ++h) {
+          float dot[kBatch];
 #pragma unroll
-          for (int e = 1; e < kVec; ++e) dot[i] = fmaf(query[h][e], key[i][e], dot[i]);
+          for (int i = 0; i < kBatch; ++i) {
+            const float (&k)[kVec] = key[b * kBatch + i];
+            dot[i] = query[h][0] * k[0];
+#pragma unroll
+            for (int e = 1; e < kVec; ++e) dot[i] = fmaf(query[h][e], k[e], dot[i]);
+          }
+          const float score = scale.score(transposed_sum(dot));
+          if (lane % 4 == h % 4 && mine < num_keys) shared->scores[mine][h] = score;
         }
-        const float score = scale.score(transposed_sum(dot));
-        const std::int32_t mine = base + lane / 4;
-        if (lane % 4 == h % 4 && mine < num_keys) shared->scores[mine][h] = score;
       }
     }
     __syncwarp();
@@ -127,16 +138,20 @@ struct RowFinisher {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) o_tail[h][e] = 0.0f;
     }
-#pragma unroll 4
-    for (std::int32_t key = 0; key < num_keys; ++key) {
-      float value[kVec];
-      load(launch.v, key, value);
+    for (std::int32_t first = 0; first < num_keys; first += kValues) {
+      float value[kValues][kVec];
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        const float p = shared->scores[key][h];
-        l_tail[h] += p;
+      for (int i = 0; i < kValues; ++i) load(launch.v, min(first + i, num_keys - 1), value[i]);
 #pragma unroll
-        for (int e = 0; e < kVec; ++e) o_tail[h][e] = fmaf(p, value[e], o_tail[h][e]);
+      for (int i = 0; i < kValues; ++i) {
+        if (first + i >= num_keys) break;
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          const float p = shared->scores[first + i][h];
+          l_tail[h] += p;
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) o_tail[h][e] = fmaf(p, value[i][e], o_tail[h][e]);
+        }
       }
     }
 #pragma unroll
@@ -261,13 +276,14 @@ struct RowFinisher {
 // Blocks that a multiprocessor has registers for: as many as the kernel can have without spilling.
 // Left to itself the compiler spills a few registers to reach the next whole block.
 template <int kHeads, int kVec>
-inline constexpr int kFinishBlocks = kHeads * kVec <= 4    ? (kVec == 2 && kHeads == 2 ? 5 : 6)
-                                     : kHeads * kVec <= 8  ? (kHeads == 4   ? 3
-                                                              : kHeads == 1 ? 4
-                                                                            : 5)
-                                     : kHeads * kVec <= 16 ? (kHeads == 8 ? 3 : 4)
-                                     : kHeads == 4         ? 3
-                                                           : 2;
+inline constexpr int kFinishBlocks = kHeads == 1 && kVec <= 4 ? 4
+                                     : kHeads * kVec <= 4     ? (kVec == 2 && kHeads == 2 ? 5 : 6)
+                                     : kHeads * kVec <= 8     ? (kHeads == 4   ? 3
+                                                                 : kHeads == 1 ? 4
+                                                                               : 5)
+                                     : kHeads * kVec <= 16    ? (kHeads == 8 ? 3 : 4)
+                                     : kHeads == 4            ? 3
+                                                              : 2;
 
 template <class T, class Kv, int kHeads, int kVec>
 __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec>))

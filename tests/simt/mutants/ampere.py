@@ -377,8 +377,8 @@ MUTANTS = [
         "finish-4",
         "no __syncwarp between the scores and the softmax",
         FINISH,
-        "shared->scores[mine][h] = score; } } __syncwarp();",
-        "shared->scores[mine][h] = score;\n      }\n    }",
+        "shared->scores[mine][h] = score; } } } __syncwarp();",
+        "shared->scores[mine][h] = score;\n      }\n    }\n    }",
     ),
     Mutant(
         "finish-5",
