@@ -83,11 +83,13 @@ def run(
         store.cells("build").clear()  # the records are of another machine
     if not target.emulated:
         store.note_run({"stages": list(names), "clocks_start": clocks()})
-    progress = run_all(names, target, store, deadline, args)
-    if not target.emulated:
-        store.note_run({"clocks_end": clocks()}, begin=False)
-    store.path.parent.mkdir(parents=True, exist_ok=True)  # no part had the time to begin
-    store.path.with_suffix(".md").write_text(report.page(store.data))
+    try:
+        progress = run_all(names, target, store, deadline, args)
+    finally:  # the tables are those of what was measured, whatever ended the run
+        if not target.emulated:
+            store.note_run({"clocks_end": clocks()}, begin=False)
+        store.path.parent.mkdir(parents=True, exist_ok=True)  # no part had the time to begin
+        store.path.with_suffix(".md").write_text(report.page(store.data))
     print(
         f"{len(progress.done)} done now, {len(progress.failed)} failed, {len(progress.left)} left, "
         f"{time.monotonic() - started:.0f} s, {store.path.name}"

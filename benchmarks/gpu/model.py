@@ -4,8 +4,8 @@
     python -m benchmarks.gpu.model [EXPR] FILE.json   beside what a result file measured
     python -m benchmarks.gpu.model --fusions          what it would save to join kernels
 
-docs/gpu.md holds the first table and the last (`--write` renews both): no other text of the
-repository gives a time for a GPU that was not measured.
+docs/gpu.md holds the second table, with the newest result file, and the last (`--write` renews
+both): no other text of the repository gives a time for a GPU that was not measured.
 """
 
 from __future__ import annotations
@@ -72,8 +72,11 @@ TARGETS = (
     "accept-b1-m64",
     "accept-b8-m64",
     "linear-qkv-m1",
+    "linear-gate-up-m1",
     "linear-qkv-m84",
     "linear-gate-up-m84",
+    "linear-down-m84",
+    "linear-head-m84",
     "model-b1-m1-exact",
     "model-b1-m84-exact",
     "model-b8-m27-exact",
@@ -113,6 +116,21 @@ def measured_us(data: Mapping[str, Any]) -> dict[str, float]:
             if us is not None:
                 found[name] = float(us)
     return found
+
+
+def newest() -> Path:
+    """Returns the newest result file of a GPU in the tree.
+
+    Raises   FileNotFoundError if there is none.
+    """
+    found = []
+    for path in common.RESULTS.glob("h*00-*.json"):
+        data = json.loads(path.read_text())
+        if data.get("benchmark") == "gpu":
+            found.append((data["environment"]["date"], path))
+    if not found:
+        raise FileNotFoundError(f"{common.RESULTS.name} holds no result file of a GPU")
+    return max(found)[1]
 
 
 def table(predictions: Sequence[Prediction], measured: Mapping[str, float] | None = None) -> str:
@@ -156,8 +174,15 @@ def predict(pattern: str = "", device: Device | None = None) -> list[Prediction]
 
 def page(text: str) -> str:
     """Returns docs/gpu.md with the tables of today's predictions."""
-    text = _between(text, BEGIN, END, table(predict()))
+    text = _between(text, BEGIN, END, beside_measured())
     return _between(text, FUSIONS, FUSIONS_END, model_fusions.table(model_fusions.fusions()))
+
+
+def beside_measured() -> str:
+    """Returns the table of the targets beside the newest result file, which it names."""
+    path = newest()
+    measured = measured_us(json.loads(path.read_text()))
+    return f"Measured: `benchmarks/results/{path.name}`\n\n{table(predict(), measured)}"
 
 
 def _between(text: str, begin: str, end: str, inserted: str) -> str:

@@ -9,6 +9,13 @@ from benchmarks.gpu.cells import MAX_DEPTH, AttentionCell
 from benchmarks.gpu.machine import TENSOR_SHARE, Device, Kernel, Prediction, loops_of, slots
 
 PLAN_BARRIERS = {True: 7, False: 9}  # whole jobs; cut ones are counted, then written
+PLAN_ROUND_US = 1.3  # a sum over a block of 1024 threads and what hangs on it; measured on an H200
+# A finish warp takes one head while a multiprocessor has no more than so many (kFinishWarps x
+# kFinishBlocks<1, 4>); then as many tail keys, values and states are on their way at once, else as
+# many of all heads. In front of them stand accesses that decide each other: the request, its
+# lengths, the mask, a page.
+FEW_HEADS, FINISH_BATCHES = 16, {True: (16, 16, 8), False: (8, 4, 2)}
+FINISH_LOOKUPS = 6
 
 
 def tail_keys(cell: AttentionCell, granule: int) -> float:
@@ -89,7 +96,9 @@ def tail_slots(cell: AttentionCell, keys: float, device: Device) -> dict[str, fl
 
     A warp walks the keys of one row for the query heads of a KV head, the columns over its lanes.
     """
-    heads = max(h for h in (1, 2, 4, 8) if cell.group_size % h == 0)
+    heads = 1
+    if not takes_one_head(cell, device):
+        heads = max(h for h in (1, 2, 4, 8) if cell.group_size % h == 0)
     kv = "bf16" if cell.kv_item_bytes == 2 else "e4m3"
     lane_bytes = keys * cell.group_size / heads * cell.head_dim * cell.kv_item_bytes / 32
     cycles = dict.fromkeys(slots({}), 0.0)
@@ -100,6 +109,21 @@ def tail_slots(cell: AttentionCell, keys: float, device: Device) -> dict[str, fl
         for pipe, each in slots(loop["always"]).items():
             cycles[pipe] += lane_bytes / body["load_bytes"] * each
     return {pipe: c / (4 * device.sms) / device.clock_hz * 1e6 for pipe, c in cycles.items()}
+
+
+def takes_one_head(cell: AttentionCell, device: Device) -> bool:
+    """Whether a finish warp takes one query head (launch_finish_types)."""
+    return cell.requests * cell.rows * cell.num_heads <= FEW_HEADS * device.sms
+
+
+def finish_waits(cell: AttentionCell, keys: float, states: float, device: Device) -> float:
+    """Returns the microseconds that a warp of finish waits for accesses, one after another.
+
+    keys, states  of a row: of its tail; of a query head
+    """
+    of_keys, of_values, of_states = FINISH_BATCHES[takes_one_head(cell, device)]
+    rounds = FINISH_LOOKUPS + -(-keys // of_keys) + -(-keys // of_values) + -(-states // of_states)
+    return rounds * device.l2_latency_us
 
 
 def attention(cell: AttentionCell, device: Device, exact: bool = True) -> Prediction:
@@ -140,13 +164,16 @@ def attention(cell: AttentionCell, device: Device, exact: bool = True) -> Predic
         passes * (device.launch_us + device.first_load_us),
     )
     needs = {"HBM": queries / device.hbm_bytes_per_s * 1e6}
-    tails = 0.0
+    tails = own_keys = 0.0
     if exact:
-        keys = tail_keys(cell, row["granule"]) * cell.requests * cell.rows * cell.num_kv_heads
+        own_keys = tail_keys(cell, row["granule"])
+        keys = own_keys * cell.requests * cell.rows * cell.num_kv_heads
         tails = keys * 2 * cell.head_dim * cell.kv_item_bytes
         needs |= tail_slots(cell, keys, device)
     needs["L2"] = (tails + states) / device.l2_bytes_per_s * 1e6
-    finish = Kernel("finish", needs, passes * (device.launch_us + device.first_load_us))
-    fixed = device.launch_us + device.first_load_us + PLAN_BARRIERS[dealt.whole] * device.barrier_us
+    jobs = step.kv_heads * cell.requests * -(-cell.rows * step.group // row["row_tile"])
+    waits = finish_waits(cell, own_keys, -(-dealt.states // jobs), device)
+    finish = Kernel("finish", needs, passes * (device.launch_us + waits))
+    fixed = device.launch_us + device.first_load_us + PLAN_BARRIERS[dealt.whole] * PLAN_ROUND_US
     plan_kernel = Kernel("plan", {}, passes * fixed)
     return Prediction(cell.name, cell.work().floor_us, (plan_kernel, main, finish))

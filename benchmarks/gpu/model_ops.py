@@ -128,7 +128,7 @@ def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
     beside = rows * (columns + depth) * 2.0
     read = weight + (beside if beside > device.l2_bytes / 4 else 0.0)
     needs["HBM"] = read / device.hbm_bytes_per_s * 1e6
-    # Of two blocks on a multiprocessor each has a ring; x takes its share of what is in flight.
+    # Two blocks on a multiprocessor have two rings; x takes its share of what is in flight.
     in_flight = min(blocks, each * device.sms) * stages * stage_bytes
     moved = weight * row_tiles + tiles * rows * depth * 2
     needs["latency of memory"] = moved / in_flight * device.memory_latency_us

@@ -32,8 +32,8 @@ constexpr int kBlocksEach = 2;  // on a multiprocessor: more would not have the 
 constexpr int kMaxBlocks = kBlocksEach * 132;   // of the largest GPUs served
 constexpr int kAhead = 4;                       // rows searched before the first is weighed
 constexpr std::int64_t kAheadBytes = 16 << 20;  // of a row that is searched and the one weighed
-// Of a piece, which has as many for each warp. Taking one and counting it are two round trips to
-// L2: with 4 a warp they took longer than the reading (H200), with 32 rows end unevenly.
+// In a piece, with as many for each warp. Taking a piece and counting it are two round trips to L2:
+// with 4 a warp they took longer than the reading (H200), with 32 rows end unevenly.
 constexpr int kMostChunks = 12 * kRowWarps;
 
 // The order in which rows are searched and weighed. The first ones are searched at once, then two

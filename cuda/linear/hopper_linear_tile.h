@@ -17,12 +17,12 @@ struct HopperLinearTile {
   static constexpr int kColumns = kGroups * kGroupColumns;
   static_assert(kGroupColumns == 64 && kRows % 8 == 0 && kRows <= 128);
 
-  // Of two warps behind the consumers one has the copy engine bring weights, the other x.
+  // Behind the consumers one warp has the copy engine bring weights, another brings x.
   static constexpr int kConsumers = kGroups * 128;
   static constexpr int kConsumerWarps = kConsumers / 32;
   static constexpr int kThreads = kConsumers + 64;
-  // On a multiprocessor. Of two, one fills its ring or stores its tile while the other streams; for
-  // two of two groups there are no registers.
+  // Blocks on a multiprocessor. With two, one fills its ring or stores its tile while the other
+  // streams; for two blocks of two groups there are no registers.
   static constexpr int kBlocks = kGroups == 1 ? 2 : 1;
 
   // A stage is kDepth of k: panels of 64 (lines of 128 bytes, the widest swizzle) of the block's
@@ -38,8 +38,8 @@ struct HopperLinearTile {
   static constexpr int kStageBytes = kWeightBytes + kRowBytes;
   static constexpr int kChain = kStreamChain / kDepth;  // stages
 
-  // Of the 228 KB of a multiprocessor a block takes one more; 512 bytes are for barriers. 64 KB of
-  // weights in the stages of all blocks are twice what memory's latency needs.
+  // A multiprocessor has 228 KB, and a block takes 1 KB more than it asks for; 512 bytes are for
+  // barriers. 64 KB of weights in the stages of all blocks are twice what memory's latency needs.
   static constexpr int kRoom = (228 << 10) / kBlocks - 1024 - 512;
   static constexpr int kStages = kRoom / kStageBytes;
   static_assert(kStages >= 4 && kBlocks * kStages * kWeightBytes >= 64 << 10);

@@ -24,9 +24,9 @@ SHAPES = [
     (32, 130, 200), (33, 129, 640), (64, 64, 520), (65, 140, 136), (128, 127, 72),
     (130, 40, 264), (5, 31, 4160), (20, 24, 8264), (4, 24, 4104), (40, 9, 4104),
 ]  # fmt: skip
-# For 9.0 also clusters of 2, 4 and 8, whole and with blocks past the last column, rings walked more
+# For 9.0 also blocks of one and two warpgroups, whole and past the last column, rings walked more
 # than once, chains and slices.
-CLUSTER_SHAPES = [
+STREAM_SHAPES = [
     (30, 130, 1288), (60, 300, 1032), (84, 520, 200), (90, 513, 904), (100, 1030, 72),
     (140, 530, 136), (84, 140, 2056),
 ]  # fmt: skip
@@ -55,9 +55,9 @@ def test_values_on_8_0(target: Target, dtype: torch.dtype, shape: tuple[int, int
         check_error(layer, run(target, layer))
 
 
-@pytest.mark.parametrize("shape", CLUSTER_SHAPES, ids=str)
+@pytest.mark.parametrize("shape", STREAM_SHAPES, ids=str)
 @checked
-def test_values_of_clusters(target: Target, shape: tuple[int, int, int]) -> None:
+def test_values_of_the_stream_kernel(target: Target, shape: tuple[int, int, int]) -> None:
     layer = make_layer(*shape, torch.bfloat16 if shape[0] % 20 else torch.float16)
     check_error(layer, run(target, layer))
 
@@ -125,7 +125,7 @@ def test_a_row_has_the_bits_it_has_alone(target: Target, dtype: torch.dtype, dep
 def test_one_row_and_the_same_among_84(
     target: Target, dtype: torch.dtype, columns: int, depth: int
 ) -> None:
-    """Over every instance and size of a cluster; with chains, and slices that are added."""
+    """Over every instance; with chains, and slices that are added."""
     layer = cancelling_layer(130, columns, depth, dtype)
     expected = run(target, layer.rows(slice(84)))
     for row in (0, 7, 41, 83):

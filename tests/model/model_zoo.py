@@ -155,7 +155,7 @@ def make_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     config = make_config(family, **overrides)
     build = hf.AutoModelForSeq2SeqLM if family == "t5" else hf.AutoModelForCausalLM
-    # Before 5.18 transformers chose torch's attention for it, which caps no scores.
+    # transformers 5.17 chose torch's attention for it, which caps no scores.
     attention = {"attn_implementation": "eager"} if family == "gemma2" else {}
     model = build.from_config(config, dtype=torch.float32, **attention)
     for name, parameter in model.named_parameters():

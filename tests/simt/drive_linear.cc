@@ -74,7 +74,7 @@ void choices() {
   const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},   {17, 32},   {33, 64},
                           {65, 96}, {84, 96}, {97, 128}, {128, 128}, {5000, 128}};
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
-  // Of more columns where there is a block for every multiprocessor.
+  // More columns to a block where there is one for every multiprocessor.
   const int widths[][4] = {{84, 6144, 4096, 64},    {84, 28672, 4096, 128}, {64, 128256, 4096, 128},
                            {84, 4096, 14336, 64},   {32, 128256, 4096, 64}, {128, 16768, 4096, 64},
                            {128, 16769, 4096, 128}, {400, 4160, 4096, 128}};

@@ -236,13 +236,16 @@ def test_how_a_product_is_dealt() -> None:
     assert tuple(tuple(map(int, row)) for row in table) == model_ops.LINEAR_TILES
 
 
-@pytest.mark.parametrize("name", ["qkv", "o", "gate-up", "down"])
-def test_84_rows_take_hardly_longer_than_one(name: str) -> None:
-    """With the weights of an 8B model's layer, by the loops of the compiled kernels."""
+@pytest.mark.parametrize(
+    ("name", "most"), [("qkv", 1.7), ("o", 1.7), ("gate-up", 1.35), ("down", 1.8), ("head", 1.35)]
+)
+def test_what_84_rows_take_beside_one(name: str, most: float) -> None:
+    """With the weights of an 8B model, by the loops of the compiled kernels. An H200 measured 1.89,
+    1.62, 1.06, 1.58 and 1.08 (its T(1) is longer than the model's): what L2 delivers decides."""
     columns, depth = linear.SHAPES[name]
     one, many = (model_ops.product(rows, columns, depth, Device()) for rows in (1, 84))
-    assert many.us / one.us <= 1.12
-    assert one.bound == "HBM"
+    assert many.us / one.us <= most
+    assert (one.bound, many.bound) == ("HBM", "L2")
 
 
 @emulators.EMULATED
@@ -331,7 +334,7 @@ def test_docs_give_no_time_of_a_gpu_but_the_models_and_the_targets() -> None:
         text.partition(model.BEGIN)[2].partition(model.END)[0],
         text.partition(model.END)[2],
     )
-    assert table.strip() == model.table(model.predict()), "python -m benchmarks.gpu.model --write"
+    assert table.strip() == model.beside_measured(), "python -m benchmarks.gpu.model --write"
     fused = after.partition(model.FUSIONS)[2].partition(model.FUSIONS_END)[0]
     assert fused.strip() == model_fusions.table(model_fusions.fusions()), "--write"
     wanted = before.partition("## Targets")[2].partition("## ")[0]

@@ -167,8 +167,8 @@ class SchedulerConfig(_Config):
                             "auto": none; each step is read before the next is planned. Other
                             spellings: run_ahead (None is "auto"), vLLM's async_scheduling (True is
                             1, False is 0), TensorRT-LLM's disable_overlap_scheduler (True is 0)
-    enforce_eager           False: record steps as CUDA graphs, which no GPU has run yet; needs a
-                            number as overlap_depth and a CUDA device
+    enforce_eager           False: record steps as CUDA graphs; needs a number as overlap_depth and
+                            a CUDA device, whose passes then wait for no launches
     """
 
     spellings: ClassVar[Spellings] = {
