@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import bench, report, stages, supervise
+from benchmarks.gpu import bench, profile, report, stages, supervise
 from benchmarks.gpu.results import Store
 from benchmarks.gpu.run import Target, call
 from benchmarks.gpu.supervise import Part, Progress
@@ -309,6 +309,34 @@ def test_the_first_hour_runs_every_kernel_before_it_times_the_ten_targets() -> N
     targets = bench.targets(GPU)
     assert len(targets) == 10
     assert all(part.limit_s <= 240 for part in targets)
+
+
+def test_every_file_of_tests_that_has_a_device_is_run_on_one() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    folders = [f"tests/{name}" for name in ("kernels", "engine", "model")]
+    status, output = call([*command, "-m", "not emulated", *folders])
+    assert status == 0
+    test_on_cuda = re.compile(
+        r"^(tests/\S+?\.py)::\w+\[(?:[^\]]*-)?cuda(?:-[^\]]*)?\]", re.MULTILINE
+    )
+    files = set(test_on_cuda.findall(output))
+    assert len(files) > 40
+    run_there = {*stages._kernel_tests(), *stages.DEVICE_TESTS}
+    # What remains wants the default model, which a machine without a network may lack.
+    assert files - run_there == {"tests/engine/test_device_default_model.py"}
+
+
+def test_the_profiler_finds_what_a_part_measures() -> None:
+    """It runs a part's own work with a timer of its own."""
+    found = [*bench.bench_kernel(GPU, quick=False), *bench.bench_step(GPU, quick=False)]
+    for part in found:
+        work: Any = part.work
+        assert work.func is bench._timed and callable(work.args[0]), part.name
+    name = "_ZN7specdec4cuda12_GLOBAL__N_115row_laws_kernelIfEEvNS0_13RowLawsParamsEii"
+    assert profile.short(
+        "void specdec::cuda::(anonymous namespace)::argmax_kernel<float>(int)"
+    ) == ("argmax_kernel<float>(int)")
+    assert "row_laws_kernel" in profile.short(name)
 
 
 def test_emulated_parts_have_time() -> None:
