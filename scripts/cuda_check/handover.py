@@ -13,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.cuda_check import sass
+
 WARPGROUP = 128  # threads that change their registers together
 
-_FUNCTION = re.compile(r"^\s*Function : (\S+)")
 _TARGET = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")
 _SET = re.compile(r"\bUSETMAXREG\b(.*?);")
 _VALUE = re.compile(r"\b0x([0-9a-f]+)\s*$")
@@ -70,13 +71,8 @@ def parse_code(lines: Iterable[str]) -> list[HandOver]:
     Raises   ValueError for a USETMAXREG whose value is not in the instruction.
     """
     found: dict[tuple[str, str], HandOver] = {}
-    arch = symbol = ""
-    for line in lines:
-        if match := _TARGET.match(line):
-            arch = match[1]
-        elif match := _FUNCTION.match(line):
-            symbol = match[1]
-        elif match := _SET.search(line):
+    for symbol, arch, line in sass.kernel_lines(lines):
+        if match := _SET.search(line):
             value = _VALUE.search(match[1])
             if value is None:
                 raise ValueError(f"{symbol} ({arch}): no value in USETMAXREG{match[1]}")

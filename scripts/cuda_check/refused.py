@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_FUNCTION = re.compile(r"^\s*Function : (\S+)")
-_TARGET = re.compile(r"^\s*code for (sm_\w+)")
+from scripts.cuda_check import sass
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,8 @@ REFUSED = (
 def found_in(lines: Iterable[str]) -> list[tuple[str, str, str]]:
     """Returns (symbol, arch, why) of `cuobjdump --dump-sass`, once for a kernel and a reason."""
     found: dict[tuple[str, str, str], None] = {}
-    arch = symbol = ""
-    for line in lines:
-        if match := _TARGET.match(line):
-            arch = match[1]
-        elif match := _FUNCTION.match(line):
-            symbol = match[1]
-        else:
-            for refused in REFUSED:
-                if refused.pattern.search(line):
-                    found[symbol, arch, refused.why] = None
+    for symbol, arch, line in sass.kernel_lines(lines):
+        for refused in REFUSED:
+            if refused.pattern.search(line):
+                found[symbol, arch, refused.why] = None
     return list(found)

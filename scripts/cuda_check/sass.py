@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,18 @@ def find_tools() -> Tools | None:
     path = os.pathsep.join(folders)
     cuobjdump = shutil.which("cuobjdump", path=path)
     return Tools(cuobjdump, path) if cuobjdump and shutil.which("nvdisasm", path=path) else None
+
+
+def kernel_lines(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yields (symbol, arch, line) of the code in `cuobjdump --dump-sass`."""
+    arch = symbol = ""
+    for line in lines:
+        if match := _TARGET.match(line):
+            arch = match[1]
+        elif match := _FUNCTION.match(line):
+            symbol = match[1]
+        else:
+            yield symbol, arch, line
 
 
 def parse(lines: Iterable[str]) -> dict[str, dict[str, dict[str, int]]]:
