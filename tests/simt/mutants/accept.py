@@ -52,7 +52,7 @@ MUTANTS = [
         "sample-6",
         "columns that pad a row are read",
         CHUNKS,
-        "return max(0, min(vocab - first, kLaneElements));",
+        "return min(vocab - first, kLaneElements);",
         "return kLaneElements;",
     ),
     Mutant(

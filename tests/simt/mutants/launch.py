@@ -150,10 +150,10 @@ LIMITS = [
     ),
     Mutant(
         "linear-56",
-        "clusters of twice as many blocks as can be placed",
+        "a second ring in the shared memory of a block",
         LINEAR,
-        "{.dependent = true, .cluster = cluster}",
-        "{.dependent = true, .cluster = cluster * 16}",
+        "sizeof(HopperLinearShared<Tile>), call.exec.stream",
+        "3 * sizeof(HopperLinearShared<Tile>), call.exec.stream",
     ),
 ]
 
