@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from specdec_ext.models.gguf_config import _ARCHITECTURES
 
-# `make` installs it; a machine that lends a GPU may have no network.
+# `make` installs it; a machine with a GPU may have no network.
 gguf = pytest.importorskip("gguf")
 
 _GLOBAL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}

@@ -119,17 +119,17 @@ def measured_us(data: Mapping[str, Any]) -> dict[str, float]:
 
 
 def newest() -> Path:
-    """Returns the newest result file of a GPU in the tree.
+    """Returns the newest result file of an H200 in the tree: what is predicted is one.
 
     Raises   FileNotFoundError if there is none.
     """
     found = []
-    for path in common.RESULTS.glob("h*00-*.json"):
+    for path in common.RESULTS.glob("h200-*.json"):
         data = json.loads(path.read_text())
         if data.get("benchmark") == "gpu":
             found.append((data["environment"]["date"], path))
     if not found:
-        raise FileNotFoundError(f"{common.RESULTS.name} holds no result file of a GPU")
+        raise FileNotFoundError(f"{common.RESULTS.name} holds no result file of an H200")
     return max(found)[1]
 
 

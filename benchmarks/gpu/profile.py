@@ -82,7 +82,7 @@ def main(expressions: list[str]) -> int:
     for part in parts:
         if not any(re.fullmatch(expression, part.name) for expression in expressions):
             continue
-        timer = NoTimer() if bare else KernelTimer()
+        timer: NoTimer | KernelTimer = NoTimer() if bare else KernelTimer()
         work: Any = part.work
         measure = work.args[0]  # bench._timed(measure, ...)
         try:

@@ -4,16 +4,16 @@
 // Grid      row tiles of one column tile are neighbours. y: slices of k (stream_cut), whose sums
 //           linear.cu adds in order.
 // Block     one or two consumer warpgroups, each with 64 columns, and two loading warps, which fill
-//           a ring of stages of 64 or 128 k by bulk tensor copies: one brings weights, which never
-//           wait for the kernel before this one, the other x. Small blocks are two to a
+//           a ring of stages of 64 or 128 k by bulk tensor copies. One brings weights, if they are
+//           constant before the previous kernel has ended, the other x. Small blocks are two to a
 //           multiprocessor, so that one streams while the other begins or ends.
 // Shared    [stages][weights: panels of kColumns lines][x: panels of kRows lines], lines of 128
 //           bytes, 128-byte swizzle; at the end the finished tile, where the ring was.
 // Bytes     columns * depth * 2 from memory; x once per block, from L2.
 // Cost      per panel of 64 k and group 4 HGMMA of 64 x kRows x 16: kRows / 2 tensor cycles each;
 //           shared memory moves (kColumns + kRows) lines in and out.
-// Limit     memory up to 64 rows; above, what L2 delivers of weights and x
-// (docs/kernels/linear.md).
+// Limit     memory up to 64 rows; above, what L2 delivers of weights and x. Measured:
+//           docs/kernels/linear.md.
 //
 // Arithmetic: backend/linear_op.h. A row's sums come from its own column of N, over k in an order
 // that the matrix's shape fixes: the width of the instruction and tiles change no bit.
