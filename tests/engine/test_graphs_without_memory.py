@@ -89,17 +89,20 @@ def test_requests_go_on_without_the_step_that_found_no_room(
 
 
 @pytest.mark.parametrize(("room", "replays"), [(3, 1000), (1000, 3)])
-def test_recording_all_steps_ends_where_memory_does(room: int, replays: int) -> None:
-    """The largest come first; one that was recorded and cannot be launched does not count."""
+def test_measuring_graphs_ends_where_memory_does(room: int, replays: int) -> None:
+    """The largest comes first; one that was recorded and cannot be launched does not count."""
     recorder = SmallDevice(room, replays)
     engine = engine_of(recorder, depth=1)
     assert len(engine.pipeline.buckets) > 3
     with pytest.raises(GraphMemoryError, match=REMEDIES) as raised:
-        engine.pipeline.record_graphs()
+        engine.pipeline.measure_graphs()
     assert "3 graphs are there" in str(raised.value)
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
     assert engine.pipeline.num_graphs == 3
-    assert Bucket(1, 1) not in {key[0] for key in engine.pipeline._replays}
+    largest = engine.pipeline.buckets[-1]
+    assert [key[:2] for key in engine.pipeline._replays] == [
+        (largest, True), (largest, False), (Bucket(1, 1), False)
+    ]  # fmt: skip
     recorded, recorder.replays = recorder.recorded, 1000
     rid = engine.submit([1, 2], max_tokens=20)
     tokens = [t for out in engine.drain() if out.request_id == rid for t in out.tokens]
@@ -123,10 +126,10 @@ def test_drafting_is_timed_without_a_graph_where_there_is_no_room(
 def test_no_room_for_a_step_itself_is_a_configuration_error() -> None:
     """Before a step is recorded it runs once: without a graph there is no room for it, either."""
 
-    def record_graphs() -> None:
+    def record_largest() -> None:
         raise torch.OutOfMemoryError("tried to allocate 3 GiB")
 
-    pipeline: Any = SimpleNamespace(record_graphs=record_graphs)
+    pipeline: Any = SimpleNamespace(record_largest=record_largest)
     memory: Any = SimpleNamespace(max_batch_size=3)
     with pytest.raises(ConfigError, match=r"free_gpu_memory_fraction.*max_batch_size = 3.*3 GiB"):
         overlap_build.record_graphs(pipeline, memory)

@@ -80,7 +80,7 @@ def test_the_command_line_checks_before_a_model_is_loaded() -> None:
     ("scheduler", "message"),
     [
         ({"overlap_depth": 3}, "overlap_depth = 3"),
-        ({"overlap_depth": "auto", "enforce_eager": False}, "or leave enforce_eager out"),
+        ({"enforce_eager": "sometimes"}, "enforce_eager = 'sometimes': expected true or false"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -158,8 +158,9 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="enqueue up to N steps (0..2) while one is read (default: auto)",
     )  # fmt: skip
     limits.add_argument(
-        "--no-enforce-eager", action="store_true",
-        help="with --overlap-depth on a CUDA device: record steps as CUDA graphs",
+        "--enforce-eager", action=argparse.BooleanOptionalAction,
+        help="on a CUDA device: the host launches every kernel; else steps are recorded as CUDA "
+        "graphs (default: record them, unless there are several devices)",
     )  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
             max_num_tokens=args.max_num_tokens,
             policy=args.scheduler_policy,
             overlap_depth=args.overlap_depth,
-            enforce_eager=False if args.no_enforce_eager else None,
+            enforce_eager=args.enforce_eager,
         )
     )
     kwargs = {

@@ -8,6 +8,7 @@ parameter is honoured or refused, never ignored.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -164,11 +165,14 @@ class SchedulerConfig(_Config):
                             times as long as without them, >= 1 (docs/scheduling.md); prompts are
                             split. None: no limit
     overlap_depth           how many steps are enqueued while one is read, 0..2 (docs/overlap.md).
-                            "auto": none; each step is read before the next is planned. Other
-                            spellings: run_ahead (None is "auto"), vLLM's async_scheduling (True is
-                            1, False is 0), TensorRT-LLM's disable_overlap_scheduler (True is 0)
-    enforce_eager           False: record steps as CUDA graphs; needs a number as overlap_depth and
-                            a CUDA device, whose passes then wait for no launches
+                            "auto": 1 on a CUDA device in the native decoder; else none, each step
+                            is read before the next is planned. Other spellings: run_ahead (None is
+                            "auto"), vLLM's async_scheduling (True is 1, False is 0), TensorRT-LLM's
+                            disable_overlap_scheduler (True is 0)
+    enforce_eager           False: on a CUDA device the native decoder's steps without prompts are
+                            recorded as CUDA graphs, whose passes wait for no launches. True: the
+                            host launches every kernel. "auto": False with one device, True with
+                            several
     """
 
     spellings: ClassVar[Spellings] = {
@@ -186,7 +190,7 @@ class SchedulerConfig(_Config):
     enable_chunked_prefill: bool = True
     max_prefill_slowdown: float | None = 4.0
     overlap_depth: int | Literal["auto"] = "auto"
-    enforce_eager: bool = True
+    enforce_eager: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         where = "SchedulerConfig."
@@ -213,19 +217,21 @@ class SchedulerConfig(_Config):
             slowdown = check_float(where + "max_prefill_slowdown", self.max_prefill_slowdown,
                                    ConfigError, low=1.0, remedy="or None for no limit")  # fmt: skip
             self._set(max_prefill_slowdown=slowdown)
-        for name in ("enable_chunked_prefill", "enforce_eager"):
-            check_bool(where + name, getattr(self, name), ConfigError)
+        check_bool(where + "enable_chunked_prefill", self.enable_chunked_prefill, ConfigError)
+        if self.enforce_eager != "auto":
+            check_bool(where + "enforce_eager", self.enforce_eager, ConfigError)
         if self.overlap_depth != "auto":
             depth = check_int(where + "overlap_depth", self.overlap_depth, ConfigError, low=0,
                               high=MAX_OVERLAP_DEPTH, remedy="or 'auto'")  # fmt: skip
             self._set(overlap_depth=depth)
-        elif not self.enforce_eager:
-            raise ConfigError(
-                f"{where}enforce_eager = False: graphs are made of steps that run ahead; set "
-                "overlap_depth=1, or leave enforce_eager out"
-            )
 
     @property
     def resolved_depth(self) -> int:
-        """Steps that are enqueued while one is read; "auto" is none."""
+        """Steps that are enqueued while one is read; "auto" is none (see with_depth)."""
         return 0 if self.overlap_depth == "auto" else self.overlap_depth
+
+    def with_depth(self, depth: int) -> SchedulerConfig:
+        """The same with `depth` in the place of "auto"."""
+        if self.overlap_depth != "auto":
+            return self
+        return dataclasses.replace(self, overlap_depth=depth)

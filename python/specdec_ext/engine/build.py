@@ -83,6 +83,10 @@ class EngineBuilder:
         """Load the models, then everything that is sized by them."""
         options = self._options
         self.place = resolve_device(options.device)
+        # Of a model that runs ahead: whose plans the host makes is known when it is loaded.
+        depth = 1 if self.place.on_cuda else 0
+        self._scheduler = options.scheduler_config.with_depth(depth)
+        options = dataclasses.replace(options, scheduler_config=self._scheduler)
         late = False
         if isinstance(self._speculative, AutoDecodingConfig):
             drafter = shipped_drafter(options.path, self.place, options.model_impl)
@@ -91,6 +95,8 @@ class EngineBuilder:
             late = drafter is not None
         loaded = ModelLoader(options, self.place, self._load_tokenizers, late=late).load()
         model = self.model = loaded.model
+        if model.impl != "native":
+            self._scheduler = self._options.scheduler_config.with_depth(0)
         self.draft_model, self.memory = loaded.draft_model, loaded.memory
         self.tokenizer = load_tokenizer(self._tokenizer, self._options.path)
         memory = self.memory
@@ -254,7 +260,11 @@ class EngineBuilder:
     def _served_cost(self, executor: Any) -> Callable[[], ServedCost | None]:
         """What tells T(rows, context) to the executor, before the first adaptive step. On a device
         served steps correct no guess: the model is timed then and there."""
-        served = ServedCost(self.model, lambda cost: executor.set_step_cost(*cost.columns))
+        served = ServedCost(
+            self.model,
+            lambda cost: executor.set_step_cost(*cost.columns),
+            recorded=self._pass_timer() is not None,
+        )
 
         def begin() -> ServedCost | None:
             if served.is_guess and self._on_stream:
@@ -270,7 +280,21 @@ class EngineBuilder:
         """T(rows, context) of the built engine's model; None: its pages are too few to tell. It
         overwrites pages: call it while no request runs and nothing is published."""
         rows = self.memory.max_num_tokens
-        return measure_cost(self.model, self._pages, max_rows=rows, time_limit_s=time_limit_s)
+        return measure_cost(
+            self.model,
+            self._pages,
+            max_rows=rows,
+            time_limit_s=time_limit_s,
+            recorded=self._pass_timer(),
+        )
+
+    def _pass_timer(self) -> Callable[[Any], float] | None:
+        """What times a pass where steps are recorded as graphs; None: the host launches them."""
+        if not self.place.on_cuda:
+            return None
+        from .overlap.build import make_pass_timer
+
+        return make_pass_timer(self.model, self._scheduler, self.place)
 
     def _make_pages(
         self,

@@ -58,8 +58,11 @@ _WIDE_ROW_SHARE, _HIDDEN_ROW_SHARE = 0.11, 0.02
 _READ_RATE = 2e10
 
 
-def cost_key(model: StepModel) -> dict[str, Any]:
-    """What a table of `model`, as it is loaded, is valid for; JSON-ready."""
+def cost_key(model: StepModel, *, recorded: bool = False) -> dict[str, Any]:
+    """What a table of `model`, as it is loaded, is valid for; JSON-ready.
+
+    recorded  its passes are launched as graphs
+    """
     info = model.info
     files = []
     for file in sorted(info.path.iterdir()) if info.path.is_dir() else [info.path]:
@@ -67,7 +70,7 @@ def cost_key(model: StepModel) -> dict[str, Any]:
             about = file.stat()
             files.append([file.name, about.st_size, about.st_mtime_ns])
     build = os.stat(_core.__file__)
-    return {
+    key = {
         "files": files,
         "dtype": info.dtype,
         "kv_dtype": stored_name(model),
@@ -78,6 +81,9 @@ def cost_key(model: StepModel) -> dict[str, Any]:
         "ranks": getattr(getattr(model, "shard", None), "size", 1),
         "build": [_core.__version__, build.st_size, build.st_mtime_ns],
     }
+    if recorded:
+        key["recorded"] = True
+    return key
 
 
 def _file_of(key: dict[str, Any]) -> Path:
@@ -191,11 +197,14 @@ def guess_cost(model: StepModel) -> StepCost:
 class ServedCost:
     """The table of one model, from the first step on.
 
-    tell  called with every new table, the first one by start()
+    tell      called with every new table, the first one by start()
+    recorded  see cost_key()
     """
 
-    def __init__(self, model: StepModel, tell: Callable[[StepCost], object]) -> None:
-        self._key = cost_key(model)
+    def __init__(
+        self, model: StepModel, tell: Callable[[StepCost], object], *, recorded: bool = False
+    ) -> None:
+        self._key = cost_key(model, recorded=recorded)
         self._tell = tell
         table = recall(self._key) or shipped(model.info.path, self._key)
         self.is_guess = table is None

@@ -8,7 +8,7 @@ reads the K/V cache: what is nearly free after a short prompt is not after a lon
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,12 +44,16 @@ def measure_step_cost(
     max_rows: int = 128,
     rounds: int = 4,
     time_limit_s: float = TIME_LIMIT_S,
+    recorded: Callable[[Any], float] | None = None,
 ) -> tuple[list[int], list[float]]:
     """Times ``model.forward`` on chains of 1, 2, ... rows after a short context.
 
     The row counts are gone through in rounds, so that a disturbance does not fall on one of them
     alone, and the least time of each is kept.
     The model's bound K/V pages are written (pages 0, 1, ...): call it while no request is running.
+
+    Args:
+        recorded: Seconds of a plan's pass where steps are recorded as graphs; None: the host's.
 
     Returns:
         Row counts (ascending from 1) and the least time of each, in seconds. At least two points.
@@ -63,14 +67,14 @@ def measure_step_cost(
         model.forward(plans[counts[0]])  # warm-up
     best: dict[int, float] = {}
     begin = time.perf_counter()
-    for _ in range(rounds):
+    for _ in range(1 if recorded else rounds):  # a device's clock tells the same each time
         # The first round may take half of the time; what it does not reach is extrapolated.
         for count in counts if not best else list(best):
             start = time.perf_counter()
             if len(best) >= 2 and start - begin > time_limit_s * (0.5 if count not in best else 1):
                 break
-            model.forward(plans[count])
-            best[count] = min(best.get(count, float("inf")), time.perf_counter() - start)
+            seconds = _seconds(model, plans[count], recorded)
+            best[count] = min(best.get(count, float("inf")), seconds)
     return list(best), list(best.values())
 
 
@@ -81,6 +85,7 @@ def measure_growth(
     *,
     rounds: int = 3,
     time_limit_s: float = TIME_LIMIT_S / 2,
+    recorded: Callable[[Any], float] | None = None,
 ) -> list[float]:
     """What each token of context more adds to a pass of one request, by its rows.
 
@@ -88,6 +93,7 @@ def measure_growth(
         rows: Row counts, ascending, as measure_step_cost() returned them.
         pages: The model's bound K/V pages [layers, pages, heads, page size, head_dim], as KvPages
             has them; their first ones are overwritten.
+        recorded: See measure_step_cost().
 
     Returns:
         Seconds per token, as many as rows. Zeros where the cache is too short to tell. Measuring
@@ -109,12 +115,12 @@ def measure_growth(
     long = {n: _chain(n, far, page_size) for n in counts}
     best: dict[int, list[float]] = {}
     begin = time.perf_counter()
-    for _ in range(rounds):
+    for _ in range(1 if recorded else rounds):
         for n in counts:
             if best and time.perf_counter() - begin > time_limit_s:
                 break
             # Side by side: the machine's speed drifts more than the context costs.
-            pair = [_forward_seconds(model, plan) for plan in (near[n], long[n])]
+            pair = [_seconds(model, plan, recorded) for plan in (near[n], long[n])]
             best[n] = [min(both) for both in zip(pair, best.get(n, pair), strict=True)]
     known = sorted(best)
     added = [max(0.0, best[n][1] - best[n][0]) / (far - _CONTEXT_TOKENS) for n in known]
@@ -122,7 +128,9 @@ def measure_growth(
     return [float(np.interp(n, known, added)) if n <= last else added[-1] * n / last for n in rows]
 
 
-def _forward_seconds(model: StepModel, plan: Any) -> float:
+def _seconds(model: StepModel, plan: Any, recorded: Callable[[Any], float] | None) -> float:
+    if recorded is not None:
+        return recorded(plan)
     begin = time.perf_counter()
     model.forward(plan)
     return time.perf_counter() - begin
@@ -144,10 +152,12 @@ def measure_cost(
     *,
     max_rows: int = 128,
     time_limit_s: float = TIME_LIMIT_S,
+    recorded: Callable[[Any], float] | None = None,
 ) -> StepCost | None:
     """The table of a model whose K/V pages are `pages`; None: too little room to tell.
 
     max_rows  of a step that the model was made for
+    recorded  see measure_step_cost()
     """
     num_pages, page_size = pages[0].shape[1], pages[0].shape[3]
     rows, seconds = measure_step_cost(
@@ -156,10 +166,13 @@ def measure_cost(
         page_size=page_size,
         max_rows=min(max_rows, 128),
         time_limit_s=time_limit_s,
+        recorded=recorded,
     )
     if len(rows) < 2:
         return None
-    growth = measure_growth(model, rows, pages, time_limit_s=time_limit_s / 2)
+    growth = measure_growth(
+        model, rows, pages, time_limit_s=time_limit_s / 2, recorded=recorded
+    )
     return StepCost(
         dict(zip(rows, seconds, strict=True)), dict(zip(rows, growth, strict=True)), _CONTEXT_TOKENS
     )

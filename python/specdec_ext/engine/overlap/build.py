@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,7 @@ from . import (
     Stream,
 )
 from .ranked_graphs import RankedRecorder
+from .recorded_passes import RecordedPasses
 
 if TYPE_CHECKING:
     from ...drafters.slot_drafter import SlotDrafter
@@ -42,6 +43,7 @@ __all__ = [
     "device_bytes",
     "graph_bytes",
     "make_own_device",
+    "make_pass_timer",
     "make_pipeline",
     "make_stream",
     "record_graphs",
@@ -99,13 +101,26 @@ def make_own_device(place: Place, home: Place) -> OwnDevice | None:
 
 def make_recorder(stream: Stream, scheduler: SchedulerConfig, model: Any) -> GraphRecorder | None:
     """None: steps are launched one by one."""
-    if scheduler.enforce_eager or not isinstance(stream, CudaStream):
+    if scheduler.enforce_eager is True or not isinstance(stream, CudaStream):
         return None
     if not isinstance(model, DeviceModel):  # it reads values
         return None
-    recorder = CudaGraphRecorder(stream)
-    ranks = model.decoder.ranks
-    return recorder if ranks is None else RankedRecorder(recorder, ranks)
+    recorder, ranks = CudaGraphRecorder(stream), model.decoder.ranks
+    if ranks is None:
+        return recorder
+    # No several GPUs have recorded a step yet: it has to be asked for.
+    return None if scheduler.enforce_eager == "auto" else RankedRecorder(recorder, ranks)
+
+
+def make_pass_timer(
+    model: Any, scheduler: SchedulerConfig, place: Place
+) -> Callable[[Any], float] | None:
+    """What times passes of steps that are recorded; None: they are launched one by one."""
+    stream = make_stream(place)
+    if make_recorder(stream, scheduler, model) is None or model.decoder.ranks is not None:
+        return None
+    assert isinstance(stream, CudaStream)
+    return RecordedPasses(model, stream)
 
 
 def graph_bytes(
@@ -118,9 +133,9 @@ def graph_bytes(
     *,
     synthetic_rates: Sequence[float] = (),
 ) -> tuple[int, int]:
-    """Device memory that an engine's graphs keep, and of a drafter's own device. They are recorded
+    """Device memory that an engine's graphs keep, and of a drafter's own device. A few are recorded
     over a pool of one page, which a step without requests leaves alone, and dropped again: pages
-    are sized with what this measures.
+    are sized with what they say of all.
 
     memory  a plan whose sizes of steps are final; its pages are not looked at
 
@@ -143,17 +158,16 @@ def graph_bytes(
             model, pages.tensors, probe, scheduler, place, drafting,
             drafter=drafter, synthetic_rates=synthetic_rates, narrow=pages.narrow,
         )  # fmt: skip
-        pipeline.record_graphs()
+        measured = pipeline.measure_graphs()
         pipeline.stream.record().wait()
     except (torch.OutOfMemoryError, GraphMemoryError) as error:
         # The words of a GraphMemoryError are of an engine that goes on.
         why = error.__cause__ if isinstance(error, GraphMemoryError) else error
         raise ConfigError(
-            "SchedulerConfig.enforce_eager = False: recording the steps of "
+            "SchedulerConfig.enforce_eager: recording the steps of "
             f"max_batch_size = {memory.max_batch_size} needs more memory than is free beside the "
             f"model ({why}); lower max_batch_size, or set enforce_eager=True"
         ) from None
-    measured = pipeline.graph_bytes
     there = 0 if apart is None else apart.forget()
     del pipeline
     gc.collect()  # operations and what they were recorded from name each other
@@ -191,7 +205,9 @@ def make_pipeline(
     recorder = make_recorder(stream, scheduler, model)
     owner: Any = drafter
     own = own_device_of(owner)
-    own_recorder = None if own is None else make_recorder(own.stream, scheduler, owner.model)
+    own_recorder = None
+    if own is not None and scheduler.enforce_eager is False:  # as for several ranks
+        own_recorder = make_recorder(own.stream, scheduler, owner.model)
     executor = make_executor(
         model.vocab_size,
         memory,
@@ -230,12 +246,13 @@ def make_pipeline(
 
 
 def record_graphs(pipeline: OverlapPipeline, memory: MemoryPlan) -> None:
-    """Record the pipeline's steps, if they are recorded, as far as there is memory for it.
+    """Record the pipeline's largest step, if steps are recorded and there is memory for it; the
+    others find its memory and are recorded when they are first needed.
 
     Raises ConfigError where the pages leave no room for the steps themselves.
     """
     try:
-        pipeline.record_graphs()
+        pipeline.record_largest()
     except GraphMemoryError as error:
         logger.warning("%s", error)
     except torch.OutOfMemoryError as error:

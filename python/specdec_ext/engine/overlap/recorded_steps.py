@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,23 +66,43 @@ class RecordedSteps(StepOperations):
                 staging.requests, executor.max_rows_per_request, staging.rows
             )
 
-    def record_graphs(self) -> None:
-        """Record every bucket and replay it once without any request, before the first step. Else
-        each is recorded when it is first needed.
+    def record_largest(self) -> None:
+        """Record the largest step and replay it once without any request, before the first step:
+        its pool's memory serves the others, which are recorded when they are first needed.
 
         Raises GraphMemoryError where memory runs out: what was recorded until then is replayed, all
         other steps are launched one by one.
         """
-        # The largest first: the others find the memory of its pool.
-        for bucket in reversed(self.buckets):
-            variants = (False, True) if self.drafter is not None else (True,)
-            for needs_scores, drafts in itertools.product((False, True), variants):
-                replay = self._graph(bucket, needs_scores, drafts)
-                try:
-                    self.stream.enqueue(replay)
-                except torch.OutOfMemoryError as error:
-                    self._replays.popitem()
-                    raise self._stop_recording(bucket, error) from error
+        if self.buckets:
+            self._record_and_replay(self.buckets[-1], needs_scores=True)
+
+    def measure_graphs(self) -> int:
+        """Record the largest step and a few others, without any request.
+
+        Returns the memory that all would keep: beyond the pool, which the largest one sizes, each
+        takes what the driver keeps of its kernels, as many in every one.
+        Raises GraphMemoryError as record_largest() does.
+        """
+        if not self.buckets:
+            return 0
+        self.record_largest()
+        first = self.graph_bytes
+        sample = (self.buckets[-1], self.buckets[0], self.buckets[len(self.buckets) // 2])
+        for bucket in sample:
+            self._record_and_replay(bucket, needs_scores=False)
+        more = self.graph_bytes - first
+        num_more = self.num_graphs - 1  # of few buckets, two may be one
+        variants = 2 * (1 if self.drafter is None else 2)
+        rest = variants * len(self.buckets) - 1
+        return first + -(-more * rest // num_more)
+
+    def _record_and_replay(self, bucket: Bucket, *, needs_scores: bool) -> None:
+        replay = self._graph(bucket, needs_scores, drafts=True)
+        try:
+            self.stream.enqueue(replay)
+        except torch.OutOfMemoryError as error:
+            self._replays.popitem()
+            raise self._stop_recording(bucket, error) from error
 
     def _stop_recording(self, bucket: Bucket, error: Exception) -> GraphMemoryError:
         """Returns what there is to say about it."""
