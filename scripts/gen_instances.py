@@ -97,7 +97,7 @@ def hopper(dtype: str, kv: str, head_dim: int, consumers: int) -> Instance:
         (fold, 16), (rows, 16), (40 * stages + 32 * raw_stages, 8), (0, 1024),
     ):  # fmt: skip
         smem = -(-smem // alignment) * alignment + part
-    threads = 128 * (consumers + 1)
+    threads = 128 * (consumers + (2 if widen else 1))
     tile_type = f"HopperTile<{head_dim}, {consumers}, {str(widen).lower()}>"
     facts = (
         (f"{tile_type}::kRowTile", row_tile),

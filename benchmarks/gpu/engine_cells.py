@@ -26,7 +26,7 @@ class ModelCell:
     head_dim: int = HEAD_DIM
     page_size: int = 64
     vocab: int = 128256
-    overlap_depth: int | None = None  # decode: steps enqueued while one is read
+    overlap_depth: int | None = None  # decode: steps enqueued while one is read; None: the defaults
     graphs: bool = False  # with overlap_depth: steps recorded as CUDA graphs
     numerics: str = "fast"  # or exact
 
@@ -125,6 +125,7 @@ def model_cells() -> list[ModelCell]:
             for ahead, graphs in modes
         ]
         + [ModelCell(32, kind="decode", overlap_depth=1, graphs=True)]
+        + [ModelCell(b, kind="decode") for b in (1, 8)]
     )
 
 

@@ -198,8 +198,8 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
             scheduler_config=SchedulerConfig(
                 max_batch_size=cell.requests,
                 max_seq_len=tokens,
-                overlap_depth=cell.overlap_depth,
-                enforce_eager=not cell.graphs,
+                overlap_depth="auto" if cell.overlap_depth is None else cell.overlap_depth,
+                enforce_eager="auto" if cell.overlap_depth is None else not cell.graphs,
             ),
             dtype="bfloat16",
             model_impl="native",
@@ -215,13 +215,17 @@ def engine_of(cell: ModelCell, target: Target, speculative_config: Any = None) -
 
 
 def measure_decode(cell: ModelCell, target: Target) -> dict[str, Any]:
-    """Returns the record of plain decoding through the engine: time of a step, the host's share."""
+    """Returns the record of plain decoding through the engine: time of a step, the host's share;
+    seconds that building took, and the graphs that were made meanwhile."""
     from specdec_ext import SamplingParams
 
     generator = torch.Generator().manual_seed(3)
     prompts = torch.randint(cell.vocab, (cell.requests, cell.context), generator=generator)
     record: dict[str, Any] = {**cell.describe(), "status": "ok", "us": None}
+    begin = time.perf_counter()
     with engine_of(cell, target) as engine:
+        record["build_s"] = None if target.emulated else round(time.perf_counter() - begin, 2)
+        warm_up(cell, engine)
         params = SamplingParams(max_tokens=cell.new_tokens, ignore_eos=True)
         states = [engine.submit(engine.resolve(prompt, params)) for prompt in prompts.tolist()]
         while any(not state.token_ids for state in states):  # their prompts
@@ -240,4 +244,15 @@ def measure_decode(cell: ModelCell, target: Target) -> dict[str, Any]:
     host = after["time"]["host_overhead_s"] - before["time"]["host_overhead_s"]
     record["us"] = round(seconds / steps * 1e6, 1)
     record["host_us"] = round(host / steps * 1e6, 1)
+    record["graphs_made"] = after["overlap"]["num_graphs"]
+    record["graph_bytes"] = after["overlap"]["graph_bytes"]
+    record["graph_bytes_planned"] = after["memory"]["graph_bytes"]
     return record
+
+
+def warm_up(cell: ModelCell, engine: Any) -> None:
+    """As many requests as the cell has: steps are recorded when they are first needed."""
+    from specdec_ext import SamplingParams
+
+    params = SamplingParams(max_tokens=min(cell.new_tokens, 24), ignore_eos=True)
+    engine.run([engine.submit(engine.resolve([1, 2, 3], params)) for _ in range(cell.requests)])

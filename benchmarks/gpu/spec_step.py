@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.engine_cells import SpeculationCell
-from benchmarks.gpu.model_step import engine_of
+from benchmarks.gpu.model_step import engine_of, warm_up
 from benchmarks.gpu.run import Target
 
 
@@ -96,8 +96,10 @@ def _save_eagle3(cell: SpeculationCell, folder: Path) -> None:
 def run(cell: SpeculationCell, target: Target, engine: Any) -> dict[str, Any]:
     """What is measured, and the step's parts; those of a drafter's network are in `draft`."""
     record: dict[str, Any] = {}
+    warm_up(cell, engine)
     plain = decode(cell, engine)
     engine.time_steps()
+    warm_up(cell, engine)  # in parts now
     decode(cell, engine)
     times = engine.get_metrics()["overlap"]["step_times"]
     record["accepted_tokens_per_step"] = round(plain["tokens_per_step"], 3)

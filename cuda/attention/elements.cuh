@@ -44,13 +44,13 @@ __device__ __forceinline__ std::uint32_t e4m3_pair(std::uint32_t bytes13);
 
 template <>
 __device__ __forceinline__ std::uint32_t e4m3_pair<__half>(std::uint32_t bytes13) {
-  const std::uint32_t bits = (bytes13 & 0x80008000u) | ((bytes13 & 0x7f007f00u) >> 1);
+  const std::uint32_t bits = gpu::and_or(bytes13, 0x80008000u, bytes13 >> 1 & 0x3f803f80u);
   const __half2 value = __hmul2(*reinterpret_cast<const __half2*>(&bits), __float2half2_rn(256.0f));
   return *reinterpret_cast<const std::uint32_t*>(&value);
 }
 template <>
 __device__ __forceinline__ std::uint32_t e4m3_pair<__nv_bfloat16>(std::uint32_t bytes13) {
-  const std::uint32_t bits = (bytes13 & 0x80008000u) | ((bytes13 & 0x7f007f00u) >> 4);
+  const std::uint32_t bits = gpu::and_or(bytes13, 0x80008000u, bytes13 >> 4 & 0x07f007f0u);
   const __nv_bfloat162 value =
       __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&bits), __float2bfloat162_rn(0x1p120f));
   return *reinterpret_cast<const std::uint32_t*>(&value);
@@ -59,8 +59,8 @@ __device__ __forceinline__ std::uint32_t e4m3_pair<__nv_bfloat16>(std::uint32_t 
 // Four e4m3 numbers as two pairs of T.
 template <class T>
 __device__ __forceinline__ uint2 widen_e4m3(std::uint32_t four) {
-  return make_uint2(e4m3_pair<T>(((four << 8) & 0xff00u) | ((four << 16) & 0xff000000u)),
-                    e4m3_pair<T>(((four >> 8) & 0xff00u) | (four & 0xff000000u)));
+  return make_uint2(e4m3_pair<T>(__byte_perm(four, 0u, 0x1404u)),
+                    e4m3_pair<T>(__byte_perm(four, 0u, 0x3424u)));
 }
 
 // Non-zero if one of four e4m3 numbers is a NaN (all bits below the sign set).

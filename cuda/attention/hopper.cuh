@@ -4,11 +4,11 @@
 //
 // grid    work.num_blocks persistent blocks, one per multiprocessor; block i walks units
 //         [block_begin[i], block_begin[i + 1]) and leaves their states
-// block   one loading warpgroup and 1 to 3 consumer warpgroups of 64 rows each, which share every K
-//         and V tile: K/V crosses L2 once per row_tile rows
+// block   one loading warpgroup, or two if they widen, and 1 to 3 consumer warpgroups of 64 rows
+//         each, which share every K and V tile: K/V crosses L2 once per row_tile rows
 // loading warp 0 has the copy engine fill the ring of stages; warp 1 zeroes keys of V that are not
 //         the unit's, in its first and last tile at most (hopper_load.cuh). e4m3 pages: warps 1 to
-//         3 widen them (hopper_widen.cuh), for e4m3 operands they turn V (hopper_transpose.cuh)
+//         7 widen them (hopper_widen.cuh); for e4m3 operands 1 to 3 turn V (hopper_transpose.cuh)
 // memory  shared, in bytes at K = 128, 16-bit pages, 1 or 2 consumers (HopperShared):
 //             0   K, 6 stages of 64 keys x 256: two boxes of 64 columns, 128-byte swizzle
 //         98304   V, likewise
@@ -60,19 +60,29 @@ template <class Tile>
 __device__ __forceinline__ void init_barriers(HopperShared<Tile>& shared) {
   using Shared = HopperShared<Tile>;
   constexpr unsigned kConsumerWarps = 4 * Tile::kConsumers;
-  init_ring(shared.k_ready, Shared::kRawKeys ? kTurningWarps : 1, kConsumerWarps);
-  init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps : 1, kConsumerWarps);
-  if constexpr (Shared::kRawKeys) init_ring(shared.k_raw, 1, kTurningWarps);
+  init_ring(shared.k_ready, Shared::kRawKeys ? kTurningWarps<Tile> : 1, kConsumerWarps);
+  init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps<Tile> : 1, kConsumerWarps);
+  if constexpr (Shared::kRawKeys) init_ring(shared.k_raw, 1, kTurningWarps<Tile>);
   if constexpr (Shared::kRawValues) {
-    init_ring(shared.v_raw, 1, kTurningWarps);
+    init_ring(shared.v_raw, 1, kTurningWarps<Tile>);
   } else {
     for (std::uint64_t& landed : shared.v_landed) gpu::mbarrier_init(&landed, 1);
   }
   gpu::mbarrier_init_fence();
 }
 
-// The loading warpgroup: its first warp has the copy engine bring tiles, the others make of them
-// what the consumers can read.
+// The loading warpgroups' other warps: make of raw tiles what the consumers can read.
+template <class T, class Tile>
+__device__ __forceinline__ void turn_tiles(const AttentionLaunch& launch,
+                                           HopperShared<Tile>& shared) {
+  if constexpr (Tile::kWiden) {
+    widen_tiles<T>(launch, shared);
+  } else if constexpr (Tile::kTranspose) {
+    transpose_tiles(launch, shared);
+  }
+}
+
+// The first loading warpgroup: its first warp has the copy engine bring tiles.
 template <class T, class Tile>
 __device__ __forceinline__ void produce(const AttentionLaunch& launch, const gpu::TensorMap& k_map,
                                         const gpu::TensorMap& v_map, HopperShared<Tile>& shared) {
@@ -88,10 +98,8 @@ __device__ __forceinline__ void produce(const AttentionLaunch& launch, const gpu
       load_tiles<Tile>(launch, k_map, v_map, shared.k, shared.k_ready, shared.v, shared.v_ready,
                        shared.v_landed);
     }
-  } else if constexpr (Tile::kWiden) {
-    widen_tiles<T>(launch, shared);
-  } else if constexpr (Tile::kTranspose) {
-    transpose_tiles(launch, shared);
+  } else if constexpr (HopperShared<Tile>::kRawValues) {
+    turn_tiles<T>(launch, shared);
   } else if (warp == 1) {
     clean_tiles(launch, shared);
   }
@@ -115,11 +123,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {
-    if constexpr (Tile::kConsumers > 1) gpu::setmaxnreg_dec<Tile::kProducerRegisters>();
+    if constexpr (Tile::kHandsOver) gpu::setmaxnreg_dec<Tile::kProducerRegisters>();
     produce<T>(launch, k_map, v_map, shared);
+  } else if (Tile::kLoaders > 1 && warpgroup == 1) {
+    gpu::setmaxnreg_dec<Tile::kProducerRegisters>();
+    turn_tiles<T>(launch, shared);
   } else {
-    if constexpr (Tile::kConsumers > 1) gpu::setmaxnreg_inc<Tile::kConsumerRegisters>();
-    consume<T>(launch, shared, warpgroup - 1);
+    if constexpr (Tile::kHandsOver) gpu::setmaxnreg_inc<Tile::kConsumerRegisters>();
+    consume<T>(launch, shared, warpgroup - Tile::kLoaders);
   }
 }
 

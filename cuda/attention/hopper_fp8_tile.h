@@ -16,7 +16,8 @@ struct HopperFp8Tile {
   static constexpr int kConsumers = kConsumerGroups;
   static constexpr bool kWiden = false, kTranspose = true;
   static constexpr int kRowTile = 64 * kConsumers;
-  static constexpr int kThreads = 128 * (kConsumers + 1);  // one warpgroup loads and transposes
+  static constexpr int kLoaders = 1;  // warpgroups that load and transpose
+  static constexpr int kThreads = 128 * (kConsumers + kLoaders);
   static_assert(kDim == 128, "a key of K is one line of the 128-byte swizzle");
   static_assert(kConsumers == 1 || kConsumers == 2, "registers: sums of values are held twice");
 
@@ -31,8 +32,10 @@ struct HopperFp8Tile {
   static constexpr int kFoldBytes = kRowTile * kDim * 4;
   static constexpr int kRowBytes = 16;
 
-  static constexpr int kConsumerRegisters = 224;  // with one consumer nothing is handed over
-  static constexpr int kProducerRegisters = producer_registers<kConsumers, kConsumerRegisters>();
+  static constexpr bool kHandsOver = kConsumers > 1;
+  static constexpr int kConsumerRegisters = 224;
+  static constexpr int kProducerRegisters =
+      producer_registers<kLoaders, kConsumers, kConsumerRegisters>();
 
   static constexpr int kSharedLimit = 227 * 1024;
   static constexpr int kStages = 6, kLoadStages = 6;  // of K and of V as loaded, 8 KB each

@@ -21,8 +21,10 @@
 
 namespace specdec::attention::hopper {
 
-// Warps 1 to 3 of the loading warpgroup where they turn raw tiles into what consumers read.
-inline constexpr int kTurningWarps = 3;
+// Warps of the loading warpgroups, all but the first, where they turn raw tiles into what consumers
+// read.
+template <class Tile>
+inline constexpr int kTurningWarps = 4 * Tile::kLoaders - 1;
 
 // A position in a ring of stages and the parity of how often the ring was walked.
 template <int kStages>

@@ -14,13 +14,14 @@ namespace specdec::attention {
 // owns what it was launched with, an even share in steps of 8 per thread: setmaxnreg moves those
 // registers between its warpgroups, and one that asks for more waits for ever. Of what the compiler
 // made, `make cuda-check` proves the same.
-template <int kConsumers, int kConsumerRegisters>
+template <int kLoaders, int kConsumers, int kConsumerRegisters>
 constexpr int producer_registers() {
-  constexpr int kGroups = kConsumers + 1, kFile = 65536, kStep = 8, kLeast = 24;
+  constexpr int kGroups = kConsumers + kLoaders, kFile = 65536, kStep = 8, kLeast = 24;
   constexpr int kAtEntry = kFile / (128 * kGroups) / kStep * kStep;
   constexpr int kLeft = kGroups * kAtEntry - kConsumers * kConsumerRegisters;
-  static_assert(kLeft >= kLeast && kLeft % kStep == 0, "not what setmaxnreg can set");
-  return kLeft;
+  constexpr int kEach = kLeft / kLoaders / kStep * kStep;
+  static_assert(kLeft >= 0 && kEach >= kLeast, "not what setmaxnreg can set");
+  return kEach;
 }
 
 // kE4m3: K and V lie in memory as e4m3 and are widened to the queries' 16-bit type on the way.
@@ -29,9 +30,11 @@ struct HopperTile {
   static constexpr int kDim = kHeadDim;
   static constexpr int kConsumers = kConsumerGroups;
   static constexpr bool kWiden = kE4m3, kTranspose = false;
-  static constexpr int kRowTile = 64 * kConsumers;         // wgmma takes 64 rows
-  static constexpr int kThreads = 128 * (kConsumers + 1);  // one warpgroup loads
-  static_assert(kConsumers >= 1 && kConsumers <= 3, "registers: at most four warpgroups");
+  static constexpr int kRowTile = 64 * kConsumers;  // wgmma takes 64 rows
+  // One warpgroup loads. Two widen: three warps need twice the time of the products (measured).
+  static constexpr int kLoaders = kWiden ? 2 : 1;
+  static constexpr int kThreads = 128 * (kConsumers + kLoaders);
+  static_assert(kConsumers + kLoaders <= 4, "registers");
 
   // K or V of a block of keys as the matrix instructions read it: boxes of 64 numbers (128 bytes,
   // the widest swizzle) side by side, each 64 keys tall. Columns from kDim on hold nothing.
@@ -56,12 +59,15 @@ struct HopperTile {
   static constexpr int kFoldBytes = kFoldInRegisters ? 16 : kRowTile * kDim * 4;
   static constexpr int kRowBytes = 16;
 
-  // With one consumer nothing is handed over. Few columns leave registers over, and a producer of
-  // 24 would spill there.
-  static constexpr int kConsumerRegisters = kConsumers == 3        ? 160
-                                            : kWiden || kDim <= 64 ? 224
-                                                                   : 240;
-  static constexpr int kProducerRegisters = producer_registers<kConsumers, kConsumerRegisters>();
+  // Of two warpgroups each has what it needs, and nothing is handed over. Few columns leave
+  // registers over, and a producer of 24 would spill there.
+  static constexpr bool kHandsOver = kConsumers + kLoaders > 2;
+  static constexpr int kConsumerRegisters = kConsumers == 3             ? 160
+                                            : kWiden && kConsumers == 2 ? 208
+                                            : kDim <= 64                ? 224
+                                                                        : 240;
+  static constexpr int kProducerRegisters =
+      producer_registers<kLoaders, kConsumers, kConsumerRegisters>();
 
   // Stages of 16-bit tiles and, if widened, of e4m3 tiles. A stage is K and V of 64 keys. Six of 32
   // KB cover the latency of memory at full rate several times over.

@@ -74,7 +74,7 @@ __device__ __forceinline__ void transpose_tiles(const AttentionLaunch& launch,
                                keys.is_partial(block), keys,
                                block * kBlockKeys + group * kGroupKeys);
         }
-        if (++turn == kTurningWarps) turn = 0;
+        if (++turn == kTurningWarps<Tile>) turn = 0;
       }
       gpu::fence_proxy_async();
       __syncwarp();

@@ -1,4 +1,4 @@
-// e4m3 K and V for the Hopper family's kernel: three warps of the loading warpgroup turn the tiles
+// e4m3 K and V for the Hopper family's kernel: seven warps of the loading warpgroups turn the tiles
 // that the first one has the copy engine bring into tiles of the queries' 16-bit type, swizzled as
 // the engine would. Keys that do not belong to the unit become zeros on the way.
 #pragma once
@@ -14,22 +14,38 @@ namespace specdec::attention::hopper {
 template <class T, class Tile>
 __device__ __forceinline__ bool widen_tile(const unsigned char* raw, unsigned char* tile,
                                            const UnitKeys& keys, std::int32_t block) {
-  constexpr int kRowVectors = Tile::kDim / 16;  // 16 numbers each: 16 bytes in, 32 out
+  constexpr unsigned kRowVectors = Tile::kDim / 16;  // 16 numbers each: 16 bytes in, 32 out
+  constexpr unsigned kVectors = kBlockKeys * kRowVectors, kThreads = 32 * kTurningWarps<Tile>;
+  // Vectors of a thread that are read before the first is widened: shared memory's latency is that
+  // of many instructions, and a scheduler has two such warps.
+  constexpr unsigned kAhead = kVectors > 2 * kThreads ? 3 : 2;
   const bool partial = keys.is_partial(block);
   std::uint32_t nan = 0;
-  for (int i = static_cast<int>(threadIdx.x) - 32; i < kBlockKeys * kRowVectors;
-       i += 32 * kTurningWarps) {
-    const int row = i / kRowVectors, column = i % kRowVectors * 16;
-    uint4 in = reinterpret_cast<const uint4*>(raw)[i];
-    if (partial && !keys.has(block * kBlockKeys + row)) in = make_uint4(0, 0, 0, 0);
-    nan |= e4m3_nan(in.x) | e4m3_nan(in.y) | e4m3_nan(in.z) | e4m3_nan(in.w);
-    const uint2 a = widen_e4m3<T>(in.x), b = widen_e4m3<T>(in.y);
-    const uint2 c = widen_e4m3<T>(in.z), d = widen_e4m3<T>(in.w);
-    uint4* line =
-        reinterpret_cast<uint4*>(tile + column / Tile::kBoxColumns * Tile::kBoxBytes) + row * 8;
-    const int chunk = column % Tile::kBoxColumns / 8;
-    line[chunk ^ (row & 7)] = make_uint4(a.x, a.y, b.x, b.y);
-    line[(chunk + 1) ^ (row & 7)] = make_uint4(c.x, c.y, d.x, d.y);
+#pragma unroll 1
+  for (unsigned first = threadIdx.x - 32; first < kVectors; first += kAhead * kThreads) {
+    uint4 in[kAhead];
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) {
+      const unsigned i = first + k * kThreads;
+      const int key = block * kBlockKeys + static_cast<int>(i / kRowVectors);
+      in[k] = make_uint4(0, 0, 0, 0);
+      if (i < kVectors && (!partial || keys.has(key)))
+        in[k] = reinterpret_cast<const uint4*>(raw)[i];
+    }
+#pragma unroll
+    for (unsigned k = 0; k < kAhead; ++k) {
+      const unsigned i = first + k * kThreads;
+      if (i >= kVectors) break;
+      const unsigned row = i / kRowVectors, column = i % kRowVectors * 16;
+      nan |= e4m3_nan(in[k].x) | e4m3_nan(in[k].y) | e4m3_nan(in[k].z) | e4m3_nan(in[k].w);
+      const uint2 a = widen_e4m3<T>(in[k].x), b = widen_e4m3<T>(in[k].y);
+      const uint2 c = widen_e4m3<T>(in[k].z), d = widen_e4m3<T>(in[k].w);
+      uint4* line =
+          reinterpret_cast<uint4*>(tile + column / Tile::kBoxColumns * Tile::kBoxBytes) + row * 8;
+      const unsigned chunk = column % Tile::kBoxColumns / 8;
+      line[chunk ^ (row & 7)] = make_uint4(a.x, a.y, b.x, b.y);
+      line[(chunk + 1) ^ (row & 7)] = make_uint4(c.x, c.y, d.x, d.y);
+    }
   }
   return nan != 0;
 }

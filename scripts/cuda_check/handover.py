@@ -39,12 +39,11 @@ class HandOver:
     def asked(self) -> int:
         """The most that the warpgroups of a block can ask for together, in registers.
 
-        Every value that the code sets is set by one warpgroup at least; all others may be on the
-        largest. Where one producer feeds the rest this is what happens.
+        Every instruction that sets registers stands in a branch of its own, so one warpgroup at
+        least sets its number; all others may be on the largest.
         """
-        values = set(self.sets)
-        others = self.threads // WARPGROUP - len(values)
-        return WARPGROUP * (sum(values) + others * max(values))
+        others = self.threads // WARPGROUP - len(self.sets)
+        return WARPGROUP * (sum(self.sets) + others * max(self.sets))
 
     @property
     def owned(self) -> int:
@@ -54,12 +53,12 @@ class HandOver:
         """Returns what is wrong in one sentence, '' if nothing is."""
         if not self.threads or not self.entry_registers:
             return "sets registers, but the object holds no launch bounds or register count for it"
-        if self.threads % WARPGROUP or self.threads // WARPGROUP < len(set(self.sets)):
-            return f"{self.threads} threads cannot be warpgroups that set {sorted(set(self.sets))}"
+        if self.threads % WARPGROUP or self.threads // WARPGROUP < len(self.sets):
+            return f"{self.threads} threads cannot be warpgroups that set {sorted(self.sets)}"
         if self.asked > self.owned:
             return (
                 f"hangs: its warpgroups ask for {self.asked} registers (set: "
-                f"{sorted(set(self.sets))}), a block of {self.threads} threads with "
+                f"{sorted(self.sets)}), a block of {self.threads} threads with "
                 f"{self.entry_registers} at entry owns {self.owned}"
             )
         return ""

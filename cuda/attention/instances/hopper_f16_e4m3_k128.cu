@@ -5,9 +5,9 @@
 namespace specdec::attention {
 
 static_assert(HopperTile<128, 1, true>::kRowTile == 64);
-static_assert(HopperTile<128, 1, true>::kThreads == 256);
+static_assert(HopperTile<128, 1, true>::kThreads == 384);
 static_assert(HopperTile<128, 2, true>::kRowTile == 128);
-static_assert(HopperTile<128, 2, true>::kThreads == 384);
+static_assert(HopperTile<128, 2, true>::kThreads == 512);
 static_assert(hopper_shared_bytes<HopperTile<128, 1, true>>() == 182272);
 static_assert(hopper_shared_bytes<HopperTile<128, 2, true>>() == 232448);
 

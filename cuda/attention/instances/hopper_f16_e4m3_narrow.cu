@@ -5,13 +5,13 @@
 namespace specdec::attention {
 
 static_assert(HopperTile<64, 1, true>::kRowTile == 64);
-static_assert(HopperTile<64, 1, true>::kThreads == 256);
+static_assert(HopperTile<64, 1, true>::kThreads == 384);
 static_assert(HopperTile<64, 2, true>::kRowTile == 128);
-static_assert(HopperTile<64, 2, true>::kThreads == 384);
+static_assert(HopperTile<64, 2, true>::kThreads == 512);
 static_assert(HopperTile<80, 1, true>::kRowTile == 64);
-static_assert(HopperTile<80, 1, true>::kThreads == 256);
+static_assert(HopperTile<80, 1, true>::kThreads == 384);
 static_assert(HopperTile<96, 1, true>::kRowTile == 64);
-static_assert(HopperTile<96, 1, true>::kThreads == 256);
+static_assert(HopperTile<96, 1, true>::kThreads == 384);
 static_assert(hopper_shared_bytes<HopperTile<64, 1, true>>() == 92160);
 static_assert(hopper_shared_bytes<HopperTile<64, 2, true>>() == 125952);
 static_assert(hopper_shared_bytes<HopperTile<80, 1, true>>() == 151552);

@@ -5,7 +5,7 @@
 namespace specdec::attention {
 
 static_assert(HopperTile<256, 1, true>::kRowTile == 64);
-static_assert(HopperTile<256, 1, true>::kThreads == 256);
+static_assert(HopperTile<256, 1, true>::kThreads == 384);
 static_assert(hopper_shared_bytes<HopperTile<256, 1, true>>() == 231424);
 
 void hopper_f16_e4m3_k256_r64(const AttentionLaunch& launch) {
