@@ -198,7 +198,7 @@ def attention_cells() -> list[AttentionCell]:
         for context in _LENGTHS
         for requests in (1, 8, 32)
         if (requests, context) != (32, 16384)
-    ]
+    ] + [AttentionCell(32, 1, 16384, kv_dtype=e4m3)]
     prompts = [AttentionCell(1, rows, 0, groups=("prefill",)) for rows in (2048, 4096, 8192, 16384)]
     seen: dict[str, AttentionCell] = {}
     for cell in [*targets, *prompts, *plain, *_sweep()]:
