@@ -9,6 +9,8 @@ DTYPES = {"bf16": "__nv_bfloat16", "f16": "__half", "e4m3": "__nv_fp8_e4m3"}
 ENUMS = {"bf16": "kBF16", "f16": "kF16", "e4m3": "kF8E4M3"}
 LINEAR_TABLE = "cpp/backend/linear_instances.h"
 LINEAR_FOLDER = "cuda/linear/instances"
+# WeightFormat without its k, of which every dtype has a source (hopper_packed.cuh).
+PACKED_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_G", "Q4_K", "Q8_G", "Q5_K", "Q6_K", "F8_G")
 # (rows of x in a tile, consumer warpgroups) of hopper_linear_tile.h, the least tile first.
 LINEAR_TILES = ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (96, 1), (96, 2), (128, 1), (128, 2))
 
@@ -114,4 +116,14 @@ def linear_files() -> dict[str, str]:
                 "\n}  // namespace specdec::cuda",
             ]
         )
+        for format in PACKED_FORMATS:
+            files[f"{LINEAR_FOLDER}/hopper_packed_{dtype}_{format.lower()}.cu"] = "\n".join(
+                [
+                    HEADER + '#include "linear/hopper_packed.cuh"\n',
+                    "namespace specdec::cuda {\n",
+                    f"template void launch_hopper_packed<{DTYPES[dtype]}, WeightFormat::k{format}>"
+                    "(const LinearLaunch&, StreamTile, dim3);",
+                    "\n}  // namespace specdec::cuda",
+                ]
+            )
     return files

@@ -8,6 +8,11 @@
 
 namespace specdec {
 
+// What one of its blocks computes: so many columns of so many rows of x.
+struct StreamTile {
+  std::int32_t row_tile, columns;
+};
+
 struct LinearInstance {
   const char* name;  // also of the launching function
   DType dtype;
@@ -16,6 +21,8 @@ struct LinearInstance {
   std::int32_t threads;
   std::int32_t smem_bytes;  // dynamic shared memory of a block
   std::int32_t stages;      // of its ring
+
+  constexpr StreamTile tile() const { return {row_tile, columns}; }
 };
 
 }  // namespace specdec

@@ -25,7 +25,7 @@ struct LinearParams {
   std::int32_t cut_columns = 0;
   DType dtype = DType::kF32;  // of all of them: f32, f16 or bf16
   // With a packed weight: 16-bit dtypes, depths of whole groups, rows of x at multiples of 16
-  // bytes. The result is that of kElements on a device of 8.0, with the weight rounded to the
+  // bytes. The result is that of kElements on the same device, with the weight rounded to the
   // dtype.
   WeightFormat format = WeightFormat::kElements;
   // The weight was there before the stream's last kernel was enqueued, so a device may read it

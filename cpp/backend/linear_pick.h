@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "backend/device_limits.h"
@@ -19,11 +20,19 @@ struct LinearProblem {
   bool overlaps = false;  // rows of the weight share memory, which no copy engine can describe
 };
 
-// Blocks of an instance for a product.
-constexpr std::int64_t stream_blocks(const LinearInstance& instance, const LinearProblem& problem) {
-  const std::int64_t row_tiles = (problem.rows - 1) / instance.row_tile + 1;
-  const std::int64_t column_tiles = (problem.columns - 1) / instance.columns + 1;
+// Blocks of such tiles for a product.
+constexpr std::int64_t stream_blocks(const StreamTile& tile, const LinearProblem& problem) {
+  const std::int64_t row_tiles = (problem.rows - 1) / tile.row_tile + 1;
+  const std::int64_t column_tiles = (problem.columns - 1) / tile.columns + 1;
   return row_tiles * column_tiles * stream_cut(problem.columns, problem.depth).slices;
+}
+
+// Is `one`, which follows `best` in a sorted table, the better tile? The least that holds all rows;
+// of more columns where its blocks are one for each multiprocessor at least.
+constexpr bool better_tile(const StreamTile& best, const StreamTile& one,
+                           const LinearProblem& problem, const DeviceLimits& limits) {
+  if (best.row_tile == one.row_tile) return stream_blocks(one, problem) >= limits.num_sms;
+  return best.row_tile < problem.rows;
 }
 
 // The instance for a product; null: another family serves it. Whether it is null does not depend on
@@ -36,18 +45,28 @@ constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
   for (const LinearInstance& one : kLinearInstances) {
     if (one.dtype != problem.dtype) continue;
     if (one.smem_bytes > limits.shared_bytes) return nullptr;
-    // The least tile that holds all rows; they are sorted. Of more columns where its blocks are one
-    // for each multiprocessor at least.
-    const bool larger =
-        best == nullptr || (best->row_tile < problem.rows && best->row_tile < one.row_tile);
-    const bool wider = best != nullptr && best->row_tile == one.row_tile &&
-                       stream_blocks(one, problem) >= limits.num_sms;
-    if (larger || wider) best = &one;
+    if (best == nullptr || better_tile(best->tile(), one.tile(), problem, limits)) best = &one;
   }
   return best;
 }
 
-// How an instance deals a product.
+// Those of packed weights (cuda/linear/hopper_packed.cuh), sorted; each exists for every format.
+inline constexpr std::array<StreamTile, 7> kPackedTiles{
+    {{8, 64}, {32, 64}, {64, 64}, {64, 128}, {96, 64}, {96, 128}, {128, 128}}};
+inline constexpr std::int32_t kPackedSharedBytes = 227 << 10;  // that a block takes, at most
+
+// The tile for a packed weight; null: the family for 8.0 serves it, whatever the rows.
+constexpr const StreamTile* pick_packed(const LinearProblem& problem, const DeviceLimits& limits) {
+  if (limits.major != 9 || limits.minor != 0) return nullptr;
+  if (limits.shared_bytes < kPackedSharedBytes) return nullptr;
+  const StreamTile* best = &kPackedTiles[0];
+  for (const StreamTile& one : kPackedTiles) {
+    if (&one != best && better_tile(*best, one, problem, limits)) best = &one;
+  }
+  return best;
+}
+
+// How tiles deal a product.
 struct LinearDeal {
   std::int32_t row_tiles = 0, column_tiles = 0;
   StreamCut cut;
@@ -56,12 +75,11 @@ struct LinearDeal {
 };
 
 // cut_columns: see LinearParams; never fewer than `columns`, so that there are no more slices.
-constexpr LinearDeal deal_linear(const LinearInstance& instance, std::int32_t rows,
-                                 std::int32_t columns, std::int32_t depth,
-                                 std::int32_t cut_columns = 0) {
+constexpr LinearDeal deal_linear(const StreamTile& tile, std::int32_t rows, std::int32_t columns,
+                                 std::int32_t depth, std::int32_t cut_columns = 0) {
   LinearDeal deal;
-  deal.row_tiles = (rows - 1) / instance.row_tile + 1;
-  deal.column_tiles = (columns - 1) / instance.columns + 1;
+  deal.row_tiles = (rows - 1) / tile.row_tile + 1;
+  deal.column_tiles = (columns - 1) / tile.columns + 1;
   deal.cut = stream_cut(std::max(columns, cut_columns), depth);
   deal.pitch = (std::int64_t{columns} + 7) / 8 * 8;
   if (deal.cut.slices > 1) {

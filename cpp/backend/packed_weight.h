@@ -1,6 +1,6 @@
 // Weights of 8 and 4 bits as the linear layer of a device reads them: numbers, scales and minimums
-// of a file's blocks in the order in which mma.sync takes its operand, so that a lane has what it
-// multiplies in its own registers (docs/kernels/linear.md).
+// of a file's blocks in the order in which mma.sync, and wgmma from registers, take their operand,
+// so that a lane has what it multiplies in its own registers (docs/kernels/linear.md).
 #pragma once
 
 #include <array>

@@ -175,8 +175,19 @@ __device__ __forceinline__ void tma_load_2d(void* dst, const TensorMap& map, std
       "l"(&map), "r"(x), "r"(y), "r"(shared_address(bar)), "l"(policy)
       : "memory");
 }
-// The same to this place in every block of the cluster whose bit is set in `blocks`: one read of L2
-// for all of them. The bytes count on the barrier that each has where this one has `bar`.
+// The copy of `bytes` successive bytes, with the same barrier. dst, src, bytes: multiples of 16.
+__device__ __forceinline__ void bulk_load(void* dst, const void* src, unsigned bytes,
+                                          std::uint64_t* bar,
+                                          std::uint64_t policy = l2_evict_normal()) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(dst)),
+      "l"(src), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
+      : "memory");
+}
+// The tensor copy to this place in every block of the cluster whose bit is set in `blocks`: one
+// read of L2 for all of them. The bytes count on the barrier that each has where this one has
+// `bar`.
 __device__ __forceinline__ void tma_multicast_2d(void* dst, const TensorMap& map,
                                                  std::uint64_t* bar, int x, int y, unsigned blocks,
                                                  std::uint64_t policy = l2_evict_normal()) {

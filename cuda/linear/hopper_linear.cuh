@@ -43,15 +43,17 @@ struct HopperLinearBlock {
   }
 };
 
-// Weights as they lie in memory. Another source of weights has the same two members: a stage of
-// `weights` must hold kColumns lines of each panel in T, swizzled, when `full` ends, and `bytes` is
-// what the copy engine counts there.
+// Weights as they lie in memory: a stage of `weights` holds kColumns lines of each panel in T,
+// swizzled, when `full` ends. Another source (hopper_packed.cuh) has the same two members; bytes()
+// is what the copy engine counts.
 template <class Tile>
 struct CopiedWeights {
-  static constexpr unsigned kBytes = Tile::kWeightBytes;
   const gpu::TensorMap& map;
   std::uint64_t policy;
 
+  __device__ __forceinline__ unsigned bytes(std::int32_t, std::int32_t) const {
+    return Tile::kWeightBytes;
+  }
   __device__ __forceinline__ void load(unsigned char* weights, std::uint64_t* full, std::int32_t k,
                                        std::int32_t first_column) const {
 #pragma unroll
@@ -73,10 +75,11 @@ __device__ __forceinline__ void load_weights(const LinearLaunch& launch,
   int stage = 0;
   std::uint32_t round = 0;
   for (std::int32_t i = 0; i < block.stages; ++i) {
+    const std::int32_t k = block.first_k + i * Tile::kDepth;
     if (i >= Tile::kStages) gpu::mbarrier_wait(&shared.free[stage], round ^ 1);
-    gpu::mbarrier_arrive_expect_tx(&shared.full[stage], Weights::kBytes + Tile::kRowBytes);
-    weights.load(shared.weights[stage], &shared.full[stage], block.first_k + i * Tile::kDepth,
-                 block.first_column);
+    gpu::mbarrier_arrive_expect_tx(&shared.full[stage],
+                                   weights.bytes(k, block.first_column) + Tile::kRowBytes);
+    weights.load(shared.weights[stage], &shared.full[stage], k, block.first_column);
     if (++stage == Tile::kStages) stage = 0, round ^= 1;
   }
 }
@@ -181,6 +184,21 @@ __device__ __forceinline__ void store_slice(const LinearLaunch& launch,
   }
 }
 
+// All threads: the ring's barriers are ready.
+template <class Tile>
+__device__ __forceinline__ void begin_ring(HopperLinearShared<Tile>& shared,
+                                           const gpu::TensorMap& row_map) {
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      gpu::mbarrier_init(&shared.full[stage], 1);
+      gpu::mbarrier_init(&shared.free[stage], Tile::kConsumerWarps);
+    }
+    gpu::mbarrier_init_fence();
+    gpu::prefetch_tensor_map(row_map);
+  }
+  __syncthreads();
+}
+
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     hopper_linear_kernel(const __grid_constant__ LinearLaunch launch,
@@ -188,16 +206,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                          const __grid_constant__ gpu::TensorMap row_map) {
   HopperLinearShared<Tile>& shared = *gpu::dynamic_shared<HopperLinearShared<Tile>>();
   const HopperLinearBlock<Tile> block(launch);
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < Tile::kStages; ++stage) {
-      gpu::mbarrier_init(&shared.full[stage], 1);
-      gpu::mbarrier_init(&shared.free[stage], Tile::kConsumerWarps);
-    }
-    gpu::mbarrier_init_fence();
-    gpu::prefetch_tensor_map(weight_map);
-    gpu::prefetch_tensor_map(row_map);
-  }
-  __syncthreads();
+  if (threadIdx.x == 0) gpu::prefetch_tensor_map(weight_map);
+  begin_ring(shared, row_map);
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
   if (warp == Tile::kConsumerWarps) {
     gpu::launch_dependents();
@@ -231,6 +241,11 @@ inline gpu::TensorMap linear_tensor_map(const void* base, std::int32_t rows, std
   return gpu::encode_tensor_map(2, base, 2, dims, strides, box, gpu::Swizzle::b128);
 }
 
+template <class Tile>
+gpu::TensorMap linear_row_map(const LinearParams& call) {
+  return linear_tensor_map(call.x, call.rows, call.depth, call.x_row_stride, Tile::kRows);
+}
+
 template <class T, class Tile>
 void launch_hopper_linear(const LinearLaunch& launch, dim3 grid) {
   const LinearParams& call = launch.call;
@@ -238,7 +253,7 @@ void launch_hopper_linear(const LinearLaunch& launch, dim3 grid) {
               sizeof(HopperLinearShared<Tile>), call.exec.stream, {.dependent = true}, launch,
               linear_tensor_map(call.weight, call.columns, call.depth, call.weight_row_stride,
                                 Tile::kColumns),
-              linear_tensor_map(call.x, call.rows, call.depth, call.x_row_stride, Tile::kRows));
+              linear_row_map<Tile>(call));
 }
 
 }  // namespace specdec::cuda

@@ -1,5 +1,5 @@
-// Sizes of the linear layer's kernel for sm_90a (hopper_linear.cuh). Plain constants: the instance
-// table and the choice of a kernel read them without a GPU compiler.
+// Sizes of the linear layer's kernels for sm_90a (hopper_linear.cuh, hopper_packed.cuh). Plain
+// constants: the instance table and the choice of a kernel read them without a GPU compiler.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,10 @@ namespace specdec::cuda {
 
 // kRows_: of x in a tile, the N of the matrix instruction. kGroups: consumer warpgroups, each with
 // 64 columns, the M of the instruction. They share x, which then crosses L2 for half the blocks.
-template <int kRows_, int kGroups>
-struct HopperLinearTile {
+// kBlocks_: on a multiprocessor. With more than one, one fills its ring or stores its tile while
+// another streams. kDepth_: k of a stage. kGroupPanelBytes: of weights, for 64 columns and 64 k.
+template <int kRows_, int kGroups, int kBlocks_, int kDepth_, int kGroupPanelBytes>
+struct HopperStreamTile {
   static constexpr int kRows = kRows_;
   static constexpr int kGroupColumns = kStreamColumns;
   static constexpr int kColumns = kGroups * kGroupColumns;
@@ -21,17 +23,15 @@ struct HopperLinearTile {
   static constexpr int kConsumers = kGroups * 128;
   static constexpr int kConsumerWarps = kConsumers / 32;
   static constexpr int kThreads = kConsumers + 64;
-  // Blocks on a multiprocessor. With two, one fills its ring or stores its tile while the other
-  // streams; for two blocks of two groups there are no registers.
-  static constexpr int kBlocks = kGroups == 1 ? 2 : 1;
+  static constexpr int kBlocks = kBlocks_;
 
-  // A stage is kDepth of k: panels of 64 (lines of 128 bytes, the widest swizzle) of the block's
-  // weights, then of x. One panel where x makes it large.
+  // A stage is kDepth of k: panels of 64 (of x, and of weights that are not packed, lines of 128
+  // bytes, the widest swizzle) of the block's weights, then of x.
   static constexpr int kPanelDepth = 64;
-  static constexpr int kDepth = kRows <= 32 ? 2 * kPanelDepth : kPanelDepth;
+  static constexpr int kDepth = kDepth_;
   static constexpr int kPanels = kDepth / kPanelDepth;
   static_assert(kStreamDepth % kDepth == 0, "slices begin at whole stages");
-  static constexpr int kWeightPanelBytes = kColumns * 128;
+  static constexpr int kWeightPanelBytes = kGroups * kGroupPanelBytes;
   static constexpr int kRowPanelBytes = kRows * 128;
   static constexpr int kWeightBytes = kPanels * kWeightPanelBytes;
   static constexpr int kRowBytes = kPanels * kRowPanelBytes;
@@ -39,16 +39,34 @@ struct HopperLinearTile {
   static constexpr int kChain = kStreamChain / kDepth;  // stages
 
   // A multiprocessor has 228 KB, and a block takes 1 KB more than it asks for; 512 bytes are for
-  // barriers. 64 KB of weights in the stages of all blocks are twice what memory's latency needs.
-  static constexpr int kRoom = (228 << 10) / kBlocks - 1024 - 512;
-  static constexpr int kStages = kRoom / kStageBytes;
-  static_assert(kStages >= 4 && kBlocks * kStages * kWeightBytes >= 64 << 10);
+  // barriers, and the size is rounded to whole KB.
+  static constexpr int kRoom = (((228 << 10) / kBlocks - 1024) & ~1023) - 512;
+  static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
+  static_assert(kStages >= 3);
 
   // The finished tile, where the ring was: a row's columns as floats, padded so that a fragment's 8
   // columns by 4 pairs of rows lie in 32 banks.
   static constexpr int kTilePitch = kColumns + 4;
   static_assert(kRows * kTilePitch * 4 <= kStages * kStageBytes);
 };
+
+// Of 16-bit weights. For two blocks of two groups there are no registers. A stage is one panel
+// where x makes it large.
+template <int kRows, int kGroups>
+struct HopperLinearTile
+    : HopperStreamTile<kRows, kGroups, kGroups == 1 ? 2 : 1, kRows <= 32 ? 128 : 64, 64 * 128> {
+  // 64 KB of weights in the stages of all blocks are twice what memory's latency needs.
+  static_assert(HopperLinearTile::kStages >= 4 && HopperLinearTile::kBlocks *
+                                                          HopperLinearTile::kStages *
+                                                          HopperLinearTile::kWeightBytes >=
+                                                      64 << 10);
+};
+
+// Of packed weights: two tiles of 32 columns to a group. A stage is two panels, so that the two
+// operands that its consumers use in turn are named in their text.
+template <WeightFormat kFormat, int kRows, int kGroups>
+struct HopperPackedTile : HopperStreamTile<kRows, kGroups, kGroups == 1 ? (kRows <= 32 ? 4 : 2) : 1,
+                                           128, 2 * packed_layout(kFormat).tile_bytes()> {};
 
 // Shared memory of a block.
 template <class Tile>

@@ -65,40 +65,47 @@ void launch_fold(const LinearLaunch& launch, std::int32_t units, std::int32_t un
               gpu::LaunchOptions{.dependent = true}, launch, units, units_per_group);
 }
 
-template <class T>
-auto packed_launcher(WeightFormat format) {
+// Calls f<T, kFormat>() for the call's dtype and packed format.
+template <class T, class F>
+void by_format_of(WeightFormat format, F f) {
   switch (format) {
     case WeightFormat::kQ8_0:
-      return launch_packed<T, WeightFormat::kQ8_0>;
+      return f.template operator()<T, WeightFormat::kQ8_0>();
     case WeightFormat::kQ4_0:
-      return launch_packed<T, WeightFormat::kQ4_0>;
+      return f.template operator()<T, WeightFormat::kQ4_0>();
     case WeightFormat::kQ4_1:
-      return launch_packed<T, WeightFormat::kQ4_1>;
+      return f.template operator()<T, WeightFormat::kQ4_1>();
     case WeightFormat::kQ4_G:
-      return launch_packed<T, WeightFormat::kQ4_G>;
+      return f.template operator()<T, WeightFormat::kQ4_G>();
     case WeightFormat::kQ4_K:
-      return launch_packed<T, WeightFormat::kQ4_K>;
+      return f.template operator()<T, WeightFormat::kQ4_K>();
     case WeightFormat::kQ8_G:
-      return launch_packed<T, WeightFormat::kQ8_G>;
+      return f.template operator()<T, WeightFormat::kQ8_G>();
     case WeightFormat::kQ5_K:
-      return launch_packed<T, WeightFormat::kQ5_K>;
+      return f.template operator()<T, WeightFormat::kQ5_K>();
     case WeightFormat::kQ6_K:
-      return launch_packed<T, WeightFormat::kQ6_K>;
+      return f.template operator()<T, WeightFormat::kQ6_K>();
     default:
-      return launch_packed<T, WeightFormat::kF8_G>;
+      return f.template operator()<T, WeightFormat::kF8_G>();
   }
+}
+template <class F>
+void by_format(const LinearParams& p, F f) {
+  if (p.dtype == DType::kBF16) return by_format_of<__nv_bfloat16>(p.format, f);
+  by_format_of<__half>(p.format, f);
 }
 
 void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   const dim3 grid(static_cast<unsigned>(launch.row_tiles) * plan.column_tiles,
                   static_cast<unsigned>(plan.units));
-  const bool is_bf16 = launch.call.dtype == DType::kBF16;
-  const bool is_packed = launch.call.format != WeightFormat::kElements;
-  const WeightFormat format = launch.call.format;
-  const auto launcher = is_packed ? (is_bf16 ? packed_launcher<__nv_bfloat16>(format)
-                                             : packed_launcher<__half>(format))
-                                  : (is_bf16 ? launch_tile_bf16 : launch_tile_f16);
-  launcher(launch, plan.tile.row_tile, grid);
+  if (launch.call.format != WeightFormat::kElements) {
+    by_format(launch.call, [&]<class T, WeightFormat kFormat>() {
+      launch_packed<T, kFormat>(launch, plan.tile.row_tile, grid);
+    });
+  } else {
+    const bool is_bf16 = launch.call.dtype == DType::kBF16;
+    (is_bf16 ? launch_tile_bf16 : launch_tile_f16)(launch, plan.tile.row_tile, grid);
+  }
   if (launch.partial != nullptr) {
     launch_fold(launch, plan.units, kLinearGroupParts / plan.parts_per_unit);
   }
@@ -131,20 +138,21 @@ LinearProblem problem_of(const LinearParams& p) {
           p.dtype, serves_matrix(p), p.columns > 1 && p.weight_row_stride < p.depth};
 }
 
-void stream_linear(const LinearParams& p, const LinearInstance& instance) {
-  const LinearDeal deal = deal_linear(instance, p.rows, p.columns, p.depth, p.cut_columns);
+// start(launch, grid) starts the kernel of such tiles.
+template <class F>
+void stream_linear(const LinearParams& p, const StreamTile& tile, F start) {
+  const LinearDeal deal = deal_linear(tile, p.rows, p.columns, p.depth, p.cut_columns);
   // Rows that share memory are no matrix to the copy engine: one by one.
   const bool overlaps = p.rows > 1 && p.x_row_stride < p.depth;
   const std::int32_t launch_rows =
-      overlaps ? 1
-               : rows_per_launch(deal.row_bytes, instance.row_tile, p.rows, p.exec.workspace_bytes);
+      overlaps ? 1 : rows_per_launch(deal.row_bytes, tile.row_tile, p.rows, p.exec.workspace_bytes);
   for_each_launch(p, launch_rows, deal.row_bytes, deal.pitch, [&](LinearLaunch& launch) {
     launch.part_depth = deal.cut.slice_depth;
     launch.parts_per_unit = 1;
-    launch.row_tiles = (launch.call.rows - 1) / instance.row_tile + 1;
+    launch.row_tiles = (launch.call.rows - 1) / tile.row_tile + 1;
     const dim3 grid(static_cast<unsigned>(launch.row_tiles) * deal.column_tiles,
                     static_cast<unsigned>(deal.cut.slices));
-    linear_launcher(static_cast<std::size_t>(&instance - kLinearInstances.data()))(launch, grid);
+    start(launch, grid);
     if (launch.partial != nullptr) launch_fold(launch, deal.cut.slices, 1);
   });
 }
@@ -162,7 +170,7 @@ ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
   ScratchBytes scratch{plan.row_bytes, wanted(plan.row_bytes, plan.tile.row_tile)};
   // Slices do not depend on the instance; the least tile wastes the least of the room.
   const LinearInstance& stream = kLinearInstances.front();
-  const std::int64_t row_bytes = deal_linear(stream, rows, columns, depth).row_bytes;
+  const std::int64_t row_bytes = deal_linear(stream.tile(), rows, columns, depth).row_bytes;
   scratch.needed = std::max(scratch.needed, row_bytes);
   scratch.wanted = std::max(scratch.wanted, wanted(row_bytes, stream.row_tile));
   return scratch;
@@ -170,14 +178,24 @@ ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
 
 void linear(const LinearParams& p, const DeviceLimits& limits) {
   if (p.rows == 0) return;
-  // Packed weights have one family: their callers see to it that x can be copied.
-  if (p.format == WeightFormat::kElements) {
+  if (p.format != WeightFormat::kElements) {
+    // Their callers see to it that x can be copied.
+    const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
+    if (const StreamTile* tile = pick_packed(problem, limits)) {
+      return stream_linear(p, *tile, [&](const LinearLaunch& launch, dim3 grid) {
+        by_format(p, [&]<class T, WeightFormat kFormat>() {
+          launch_hopper_packed<T, kFormat>(launch, *tile, grid);
+        });
+      });
+    }
+  } else {
     if (!serves_matrix(p)) {
       by_type(p.dtype, [&]<class T>() { launch_plain_linear<T>(p); });
       return;
     }
     if (const LinearInstance* instance = pick_linear(problem_of(p), limits)) {
-      return stream_linear(p, *instance);
+      const auto index = static_cast<std::size_t>(instance - kLinearInstances.data());
+      return stream_linear(p, instance->tile(), linear_launcher(index));
     }
   }
   const LinearPlan plan = plan_linear(p.rows, p.columns, p.depth);

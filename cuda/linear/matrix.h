@@ -1,6 +1,7 @@
 // The matrix kernels by dtype and format of the weight, an instance for each of kLinearTiles.
 #pragma once
 
+#include "backend/linear_instance.h"
 #include "linear/linear.cuh"
 
 namespace specdec::cuda {
@@ -23,8 +24,10 @@ void launch_tile(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid) {
 
 void launch_tile_bf16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 void launch_tile_f16(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
-// For a packed weight; in packed_*.cu.
+// For a packed weight; in packed_*.cu, and for 9.0 in instances/hopper_packed_*.cu.
 template <class T, WeightFormat kFormat>
 void launch_packed(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
+template <class T, WeightFormat kFormat>
+void launch_hopper_packed(const LinearLaunch& launch, StreamTile tile, dim3 grid);
 
 }  // namespace specdec::cuda

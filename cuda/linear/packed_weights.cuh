@@ -1,10 +1,10 @@
 // Weights of 8 and 4 bits (backend/packed_weight.h), widened in the registers that multiply them.
 //
-// A lane reads the numbers of its fragments as whole vectors of 16 bytes, in the order in which
-// mma.sync takes them: neither ldmatrix nor a shuffle. Each becomes a float by its bits alone: set
-// into the mantissa of a power of two, less that power and the format's zero; an e4m3 number is one
-// of float16. Its product with the scale is rounded to float32, the sum with a minimum is rounded
-// there again; then the weight is rounded to T.
+// A lane reads the numbers of its fragments as whole vectors of 16 bytes, in the order in which the
+// matrix instructions take them: neither ldmatrix nor a shuffle. Each becomes a float by its bits
+// alone: set into the mantissa of a power of two, less that power and the format's zero; an e4m3
+// number is one of float16. Its product with the scale is rounded to float32, the sum with a
+// minimum is rounded there again; then the weight is rounded to T.
 #pragma once
 
 #include <cstdint>
@@ -82,6 +82,19 @@ struct WeightFactors<WeightFormat::kQ4_0> {
     return fmaf(__uint_as_float(bits), scale, offsets[at]);
   }
 };
+
+// The 8 numbers of a lane's two columns at `words` as its part of the operand of m16n8k16, which is
+// also what a warp gives wgmma. factors: of the two columns.
+template <class T, WeightFormat kFormat>
+__device__ __forceinline__ void widen_fragment(const std::uint32_t* words,
+                                               const WeightFactors<kFormat> (&factors)[2],
+                                               std::uint32_t (&a)[4]) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    const WeightFactors<kFormat>& weight = factors[r % 2];
+    a[r] = rounded_pair<T>(weight.widen(words, 2 * r), weight.widen(words, 2 * r + 1));
+  }
+}
 
 // A stage is a tile of the packed weight for every 32 columns.
 template <class T_, WeightFormat kFormat>
@@ -172,15 +185,10 @@ struct PackedWeights {
         }
       }
       const std::uint32_t* words = numbers[m][step / kSteps] + step % kSteps * kWords;
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int at = m * 2 + h;
-        const WeightFactors<kFormat> weight(scales[at], kLayout.has_minimum ? minimums[at] : 0.0f);
-#pragma unroll
-        for (int r = h; r < 4; r += 2) {
-          a[r] = rounded_pair<T>(weight.widen(words, 2 * r), weight.widen(words, 2 * r + 1));
-        }
-      }
+      const auto at = [&](int i) {
+        return WeightFactors<kFormat>(scales[i], kLayout.has_minimum ? minimums[i] : 0.0f);
+      };
+      widen_fragment<T, kFormat>(words, {at(m * 2), at(m * 2 + 1)}, a);
     }
   };
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import pytest
 import torch
 from cuda_calls import Target
 
@@ -21,6 +22,12 @@ class Layer:
 
     def rows(self, which: slice | list[int]) -> Layer:
         return dataclasses.replace(self, x=self.x[which])
+
+
+def needs_emulation(target: Target, major: int) -> None:
+    """Skips what is asked of another device than the one that is there."""
+    if target.backend == "cuda" and torch.cuda.get_device_capability()[0] != major:
+        pytest.skip(f"a device of {major}.0 is wanted, and emulated where it is not")
 
 
 def make_layer(

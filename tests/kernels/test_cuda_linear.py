@@ -9,7 +9,15 @@ import pytest
 import torch
 from cuda_calls import Target, checked, emulated_device, every_backend, fast
 from kernel_calls import bits
-from linear_cases import Layer, cancelling_layer, check_error, exact, make_layer, run
+from linear_cases import (
+    Layer,
+    cancelling_layer,
+    check_error,
+    exact,
+    make_layer,
+    needs_emulation,
+    run,
+)
 from ops_arguments import refused
 
 from specdec_ext import ops
@@ -168,12 +176,6 @@ def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
     needs_emulation(target, 8)
     with emulated_device(4, major=8):
         check_cuts(target)
-
-
-def needs_emulation(target: Target, major: int) -> None:
-    """Skips what is asked of another device than the one that is there."""
-    if target.backend == "cuda" and torch.cuda.get_device_capability()[0] != major:
-        pytest.skip(f"a device of {major}.0 is wanted, and emulated where it is not")
 
 
 def check_cuts(target: Target) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from cuda_calls import Target, checked, emulated_device, every_backend, fast
 from kernel_calls import bits
-from linear_cases import check_error, run
+from linear_cases import check_error, needs_emulation, run
 from ops_arguments import refused
 from packed_cases import (
     BITS,
@@ -42,6 +42,22 @@ SHAPES = [
 ]  # fmt: skip
 CASES = [(f, shape) for f in HALF_FORMATS for shape in SHAPES]
 CASES += [(f, shape) for f in WIDE_FORMATS for shape in SHAPES if shape[0] in (1, 5, 9, 17, 33, 65)]
+# For 9.0: blocks of one and two warpgroups, rings walked more than once, chains and slices.
+STREAM_CASES = [
+    ("q4_0", (3, 72, 3232)), ("q8_0", (30, 130, 1312)), ("q4_1", (60, 300, 1056)),
+    ("q8_g", (84, 520, 256)), ("q4_0", (90, 513, 928)), ("q6_k", (100, 300, 96)),
+    ("f8_g", (140, 290, 192)), ("q4_g", (84, 140, 2112)), ("q5_k", (64, 258, 256)),
+]  # fmt: skip
+
+
+@pytest.fixture(params=[9, 8])
+def family(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The emulated device is of 9.0 (wgmma), then of 8.0 (mma.sync)."""
+    with emulated_device(4, major=request.param):
+        yield
+
+
+both_families = pytest.mark.usefixtures("family")
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -51,20 +67,33 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 formats = pytest.mark.parametrize("format", FORMATS)
 
 
-@pytest.mark.parametrize(("format", "shape"), CASES, ids=str)
-@every_backend
-def test_values_are_those_of_the_weight_as_floats(
-    target: Target, format: str, shape: tuple[int, int, int]
-) -> None:
-    """The kernel of 16-bit weights for 8.0 sums in the same order; so does the CPU."""
+def check_values(target: Target, format: str, shape: tuple[int, int, int]) -> None:
     dtype = HALVES[sum(shape) % 2]
     layer = make_packed(*shape, dtype, format, bias=shape[0] % 3 > 0)
     result = run_packed(target, layer)
     check_error(layer.floats(), result)
-    with emulated_device(4, major=8):
-        if target.backend != "cuda":
-            assert same(result, run(target, layer.floats()))
-        assert same(run_packed(target, layer, out_shift=3, aside=False), result)
+    assert same(result, run(target, layer.floats()))
+    assert same(run_packed(target, layer, out_shift=3, aside=False), result)
+
+
+@pytest.mark.parametrize(("format", "shape"), CASES, ids=str)
+@both_families
+@every_backend
+def test_values_are_those_of_the_weight_as_floats(
+    target: Target, format: str, shape: tuple[int, int, int]
+) -> None:
+    """The kernel of 16-bit weights for the same device sums in the same order; so does the CPU."""
+    check_values(target, format, shape)
+
+
+@pytest.mark.parametrize(("format", "shape"), STREAM_CASES, ids=str)
+@checked
+def test_values_of_the_stream_kernel(
+    target: Target, format: str, shape: tuple[int, int, int]
+) -> None:
+    check_values(target, format, shape)
+    with emulated_device(4):
+        check_values(target, format, shape)
 
 
 @pytest.mark.parametrize("columns", [1, 31, 32, 70])
@@ -97,21 +126,65 @@ def test_parts_of_a_large_weight_are_packed_one_after_another(format: str) -> No
 
 
 @formats
+@both_families
 @fast
 def test_a_row_has_the_bits_it_has_alone(target: Target, format: str) -> None:
-    """In calls of every number of rows; on 9.0 as on 8.0."""
+    """In calls of every number of rows."""
     layer = make_packed(130, 40, 288, torch.bfloat16, format)
     weight = pack(target, layer)
     alone = torch.cat([run_packed(target, layer.rows([r]), weight=weight) for r in range(130)])
     for count in range(1, 131):
         assert same(run_packed(target, layer.rows(slice(count)), weight=weight), alone[:count])
-    with emulated_device(4, major=8):
-        assert same(run_packed(target, layer, weight=weight), alone)
+
+
+@pytest.mark.parametrize(("columns", "depth"), [(520, 288), (72, 3232)])
+@fast
+def test_one_row_and_the_same_among_84(target: Target, columns: int, depth: int) -> None:
+    """Over every tile; with chains, and slices that are added."""
+    layer = make_packed(130, columns, depth, torch.bfloat16, "q4_0")
+    weight = pack(target, layer)
+    expected = run_packed(target, layer.rows(slice(84)), weight=weight)
+    for sms in (4, 132):
+        with emulated_device(sms):
+            for row in (0, 41, 83):
+                alone = run_packed(target, layer.rows([row]), weight=weight)
+                assert same(alone, expected[row : row + 1])
+            for count in (8, 9, 32, 33, 64, 65, 96, 97, 128, 130):
+                result = run_packed(target, layer.rows(slice(count)), weight=weight)
+                assert same(result[:84], expected[:count])
+
+
+@fast
+def test_rows_that_share_memory(target: Target) -> None:
+    """As of a tensor that was expanded, which the copy engine cannot describe."""
+    layer = make_packed(6, 40, 160, torch.bfloat16, "q4_1")
+    expected = run_packed(target, layer.rows([2] * 6))
+    assert layer.bias is not None
+    out = target.put(torch.full((6, 40), math.nan, dtype=torch.bfloat16))
+    ops.linear(target.put(layer.x)[2:3].expand(6, -1), pack(target, layer), out=out,
+               bias=target.put(layer.bias), backend=target.backend)  # fmt: skip
+    assert same(out.cpu(), expected)
+
+
+@fast
+def test_some_columns_are_cut_as_the_matrix_they_are_of(target: Target) -> None:
+    layer = make_packed(5, 6144, 2080, torch.bfloat16, "q4_0", bias=False)
+    x, out = target.put(layer.x), target.put(torch.zeros(5, 64, dtype=torch.bfloat16))
+    expected = run_packed(target, layer)[:, 128:192]
+    part = dataclasses.replace(layer, blocks=layer.blocks[128:192])
+    ops.linear(x, pack(target, part), out=out, cut_columns=6144, backend=target.backend)
+    assert same(out.cpu(), expected)
 
 
 @fast
 def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
-    """A block for each group of k, or, of many columns, all groups in one; every tile."""
+    """On 8.0: a block for each group of k, or, of many columns, all groups in one; every tile."""
+    needs_emulation(target, 8)
+    with emulated_device(4, major=8):
+        check_cuts(target)
+
+
+def check_cuts(target: Target) -> None:
     layer = make_packed(84, 24, 4128, torch.float16, "q4_1", bias=False)
     few = pack(target, layer)
     expected = run_packed(target, layer, weight=few)
@@ -123,8 +196,9 @@ def test_how_the_work_is_cut_does_not_show(target: Target) -> None:
     assert same(result[:, :24], expected[[0, 5]]) and not result[:, 24:].any()
 
 
-@pytest.mark.parametrize("rows", [3, 12, 30, 60, 100])
+@pytest.mark.parametrize("rows", [3, 12, 30, 60, 90, 100])
 @formats
+@both_families
 @checked
 def test_a_nan_stays_in_its_row_and_its_column(target: Target, format: str, rows: int) -> None:
     layer = make_packed(rows, 70, 160, torch.bfloat16, format)
@@ -142,6 +216,7 @@ def test_a_nan_stays_in_its_row_and_its_column(target: Target, format: str, rows
 
 @pytest.mark.parametrize("rows", [3, 100])
 @formats
+@both_families
 @checked
 def test_what_lies_in_a_tile_past_the_last_column_does_not_matter(
     target: Target, format: str, rows: int
@@ -165,6 +240,7 @@ WIDE_SCALES = [3e38, -7e35, 2.0**-149, -(2.0**-127), 1e-40, 0.0, -0.0, 1 / 3]
 
 @pytest.mark.parametrize("dtype", HALVES)
 @formats
+@both_families
 @checked
 def test_extreme_scales_round_as_torch_rounds(
     target: Target, format: str, dtype: torch.dtype
@@ -191,6 +267,7 @@ def test_extreme_scales_round_as_torch_rounds(
 
 
 @pytest.mark.parametrize("dtype", HALVES)
+@both_families
 @checked
 def test_a_product_is_rounded_before_its_minimum(target: Target, dtype: torch.dtype) -> None:
     """Scales of 24 bits, and minimums by which rounding once or twice shows in 16 bits."""
@@ -215,6 +292,7 @@ def test_a_product_is_rounded_before_its_minimum(target: Target, dtype: torch.dt
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("rows", [8, 64])
+@both_families
 @checked
 def test_every_number_of_e4m3(target: Target, rows: int, dtype: torch.dtype) -> None:
     """All 254 codes, subnormal ones too, at every place of a lane's vectors."""
@@ -234,6 +312,7 @@ def test_every_number_of_e4m3(target: Target, rows: int, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("rows", [3, 40])
+@both_families
 @checked
 def test_x_is_read_behind_the_kernel_that_writes_it(target: Target, rows: int) -> None:
     layer = make_packed(rows, 40, 288, torch.bfloat16, "q4_0")
@@ -250,6 +329,7 @@ def test_x_is_read_behind_the_kernel_that_writes_it(target: Target, rows: int) -
 
 
 @pytest.mark.parametrize(("rows", "units"), [(12, 4), (70, 8)])
+@both_families
 @checked
 def test_less_scratch_takes_more_launches(target: Target, rows: int, units: int) -> None:
     layer = make_packed(rows, 37, 4128, torch.bfloat16, "q8_0")

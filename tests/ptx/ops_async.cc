@@ -142,6 +142,20 @@ void land(Block& b, const TensorMap& t, const std::array<std::int64_t, 5>& origi
   }
 }
 
+void bulk_copy(Warp& w, const Op& o) {
+  lanes_of(w.active, [&](unsigned l) {
+    const std::uint64_t to = address(w, o, 0, 0, l), from = address(w, o, 1, 1, l);
+    const std::uint32_t bytes = w.at<std::uint32_t>(o.x[2])[l];
+    if (to % 16 || from % 16 || bytes % 16 || bytes == 0) throw Error("misaligned");
+    Block& b = *w.block;
+    Mbarrier& m = counting(b, address(w, o, 3, 2, l));
+    memset(b.shared_at(to, bytes), 0xff, bytes);
+    start(b, m, bytes, [&b, from, to, bytes] {
+      memcpy(b.shared_at(to, bytes), b.global_at(from, bytes, false), bytes);
+    });
+  });
+}
+
 // To one block, or with kMulticast to this place in each of the cluster that the mask names.
 template <unsigned kRank, bool kMulticast = false>
 void tensor_copy(Warp& w, const Op& o) {
@@ -239,6 +253,8 @@ void add_async(Table& t) {
     return "cp.async.bulk.tensor." + std::to_string(rank) +
            "d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint";
   };
+  put(t, "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint",
+      {bulk_copy, "mmwmx"});
   put(t, tile(2), {tensor_copy<2>, "mmwwmx"});
   put(t, tile(4), {tensor_copy<4>, "mmwwwwmx"});
   put(t,

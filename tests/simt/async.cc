@@ -294,6 +294,15 @@ struct TensorCopy {
 };
 }  // namespace
 
+void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site here) {
+  Quiet quiet;
+  if (uintptr_t(dst) % 16 || uintptr_t(src) % 16 || bytes % 16 || !bytes) {
+    fail("bulk_load " + at(here) + ": an address or the size is no multiple of 16 bytes");
+  }
+  Mbarrier& b = check_copy("bulk_load", dst, bytes, bar, here);
+  check::access_as(b.actor, src, bytes, false, check::plain, here);
+  start(dst, bytes, bar, b, here, [=] { memcpy(dst, src, bytes); });
+}
 void tensor_copy(void* dst, const TensorShape& map, uint64_t* bar,
                  std::initializer_list<int> position, Site here) {
   Quiet quiet;

@@ -30,6 +30,7 @@ static_assert(sizeof(TensorShape) == 128);
 
 TensorShape tensor_shape(int elem_bytes, const void* base, int rank, const uint64_t* dims,
                          const uint64_t* strides_bytes, const uint32_t* box, unsigned span);
+void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site);
 void tensor_copy(void* dst, const TensorShape&, uint64_t* bar, std::initializer_list<int> position,
                  Site);
 // To the same place in every block of the cluster whose bit is set, each counting on its own `bar`.

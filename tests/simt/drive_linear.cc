@@ -1,34 +1,78 @@
 // The linear layer for 9.0 in the emulator: small integers, whose sums are exact, by every
-// instance, in several schedules; and how products are dealt.
+// instance, with packed weights of three formats too, in several schedules; and how products are
+// dealt.
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 #include "backend/linear_pick.h"
-#include "linear/hopper_linear.cuh"
+#include "linear/hopper_packed.cuh"
 #include "simt/host.h"
 
 namespace specdec {
 namespace {
 
 using cuda::HopperLinearTile;
+using cuda::HopperPackedTile;
 using bf16 = __nv_bfloat16;
 
 std::vector<bf16> x, weight;
 std::vector<float> partial;
+struct alignas(16) Vector {
+  unsigned char bytes[16];
+};
+std::vector<Vector> packed;
 
-template <int kRows, int kGroups>
+float value(int i) { return float(i * 7 % 11 - 5); }
+float weight_at(int column, int k) { return value(column * 3 + k * 2 + 1); }
+
+// The weight's tiles, with scales of 1, and minimums of -5 where there are any.
+template <WeightFormat kFormat>
+void pack(int columns, int depth) {
+  constexpr PackedLayout kLayout = packed_layout(kFormat);
+  packed.assign(size_t(kLayout.bytes(columns, depth)) / 16, {});
+  unsigned char* tile = packed.data()->bytes;
+  const auto set = [&](int at, float number) {
+    if (kLayout.is_wide) {
+      memcpy(tile + at, &number, 4);
+    } else {
+      const __half half = __float2half_rn(number);
+      memcpy(tile + at, &half, 2);
+    }
+  };
+  for (int c0 = 0; c0 < columns; c0 += PackedLayout::kColumns) {
+    for (int k0 = 0; k0 < depth; k0 += PackedLayout::kDepth, tile += kLayout.tile_bytes()) {
+      for (int c = 0; c < PackedLayout::kColumns; c++) {
+        for (int k = 0; k < PackedLayout::kDepth; k++) {
+          // What lies outside of the matrix has scales and numbers too, but for k.
+          const bool inside = k0 + k < depth;
+          const int offset = kLayout.has_minimum ? 5 : kLayout.zero;
+          const int number = inside ? int(weight_at(c0 + c, k0 + k)) + offset : 0;
+          const int at = kLayout.number_at(c, k);
+          tile[at / 2] |= static_cast<unsigned char>(number << at % 2 * 4);
+          const int scale = kLayout.number_bytes() + kLayout.scale_at(c, k);
+          set(scale, inside ? 1.0f : 0.0f);
+          if (kLayout.has_minimum) set(scale + kLayout.scale_bytes(), inside ? -5.0f : 0.0f);
+        }
+      }
+    }
+  }
+}
+
+// kFormat: kElements, or the packed format.
+template <int kRows, int kGroups, WeightFormat kFormat = WeightFormat::kElements>
 void product(int rows, int columns, int depth, int slices, unsigned schedule) {
-  using Tile = HopperLinearTile<kRows, kGroups>;
+  constexpr bool kPacked = kFormat != WeightFormat::kElements;
+  constexpr int kColumns = kGroups * kStreamColumns;
   // Rows are wider than the matrix: what lies beside it is NaN.
   const int pitch = (depth + 7) / 8 * 8 + 8;
   const bf16 nan(NAN);
   x.assign(size_t(rows) * pitch, nan), weight.assign(size_t(columns) * pitch, nan);
-  const auto value = [](int i) { return float(i * 7 % 11 - 5); };
   for (int r = 0; r < rows; r++) {
     for (int k = 0; k < depth; k++) x[size_t(r) * pitch + k] = bf16(value(r * 5 + k));
   }
   for (int c = 0; c < columns; c++) {
-    for (int k = 0; k < depth; k++) weight[size_t(c) * pitch + k] = bf16(value(c * 3 + k * 2 + 1));
+    for (int k = 0; k < depth; k++) weight[size_t(c) * pitch + k] = bf16(weight_at(c, k));
   }
   cuda::LinearLaunch launch{};
   launch.call.x = x.data(), launch.call.weight = weight.data();
@@ -42,24 +86,37 @@ void product(int rows, int columns, int depth, int slices, unsigned schedule) {
   launch.partial = partial.data();
   simt::conceal();
   simt::expose(x.data(), x.size() * 2, "x", false);
-  simt::expose(weight.data(), weight.size() * 2, "weight", false);
+  if constexpr (kPacked) {
+    pack<kFormat>(columns, depth);
+    launch.call.weight = packed.data(), launch.call.format = kFormat;
+    simt::expose(packed.data(), packed.size() * sizeof(Vector), "weight", false);
+  } else {
+    simt::expose(weight.data(), weight.size() * 2, "weight", false);
+  }
   simt::expose(partial.data(), partial.size() * 4, "partial");
-  const unsigned tiles = (columns - 1) / Tile::kColumns + 1;
+  const unsigned tiles = (columns - 1) / kColumns + 1;
+  const dim3 grid(tiles * launch.row_tiles, unsigned(slices));
   simt::seed(schedule);
-  cuda::launch_hopper_linear<bf16, Tile>(launch, dim3(tiles * launch.row_tiles, unsigned(slices)));
+  if constexpr (kPacked) {
+    cuda::launch_packed_tile<bf16, kFormat, HopperPackedTile<kFormat, kRows, kGroups>>(launch,
+                                                                                       grid);
+  } else {
+    cuda::launch_hopper_linear<bf16, HopperLinearTile<kRows, kGroups>>(launch, grid);
+  }
   int wrong = 0;
   for (int r = 0; r < rows; r++) {
     for (int c = 0; c < columns; c++) {
       float want = 0, got = 0;
-      for (int k = 0; k < depth; k++) want += value(r * 5 + k) * value(c * 3 + k * 2 + 1);
+      for (int k = 0; k < depth; k++) want += value(r * 5 + k) * weight_at(c, k);
       for (int s = 0; s < slices; s++) {
         got += partial[s * launch.unit_stride + r * launch.pitch + c];
       }
       wrong += got != want;
     }
   }
-  char name[96];
-  snprintf(name, sizeof name, "tile %d, %d groups: %d x %d x %d, %d slices, schedule %u", kRows,
+  char name[112];
+  snprintf(name, sizeof name, "%s, tile %d, %d groups: %d x %d x %d, %d slices, schedule %u",
+           kPacked ? packed_layout(kPacked ? kFormat : WeightFormat::kQ8_0).name : "bf16", kRows,
            kGroups, rows, columns, depth, slices, schedule);
   printf("%s\n", name);
   host::expect_equal(name, wrong, 0);
@@ -97,6 +154,22 @@ void choices() {
   host::expect_equal("depth 63", served(hopper, DType::kF16, 63, true, false), false);
   host::expect_equal("unaligned", served(hopper, DType::kF16, 64, false, false), false);
   host::expect_equal("overlapping", served(hopper, DType::kF16, 64, true, true), false);
+  // Packed weights: the same rule over their tiles.
+  const auto packed = [&](int rows, int columns, const DeviceLimits& limits) {
+    return pick_packed({rows, columns, 4096, DType::kF16, true, false}, limits);
+  };
+  const int chosen[][4] = {{1, 4096, 8, 64},     {9, 4096, 32, 64},   {33, 4096, 64, 64},
+                           {64, 28672, 64, 128}, {84, 6144, 96, 64},  {84, 28672, 96, 128},
+                           {97, 64, 128, 128},   {5000, 64, 128, 128}};
+  for (const auto& [rows, columns, row_tile, want] : chosen) {
+    host::expect_equal("packed: tile of rows", packed(rows, columns, hopper)->row_tile, row_tile);
+    host::expect_equal("packed: columns", packed(rows, columns, hopper)->columns, want);
+  }
+  for (const int rows : {1, 128}) {
+    for (const DeviceLimits& limits : {ampere, next, small}) {
+      host::expect_equal("packed: not 9.0", packed(rows, 4096, limits) == nullptr, true);
+    }
+  }
   // Slices: of the matrix alone, none of them empty, no chain across them.
   const int shapes[][3] = {{6144, 4096, 1}, {4096, 4096, 2}, {28672, 4096, 1}, {4096, 14336, 2},
                            {1024, 4096, 4}, {64, 65536, 8},  {64, 2047, 1},    {64, 2048, 2}};
@@ -114,7 +187,7 @@ void choices() {
   }
   for (const LinearInstance& one : kLinearInstances) {
     for (const int columns : {1, 64, 65, 129, 300, 520, 6144, 128256}) {
-      const LinearDeal deal = deal_linear(one, 84, columns, 4096);
+      const LinearDeal deal = deal_linear(one.tile(), 84, columns, 4096);
       const bool whole = deal.column_tiles * one.columns >= columns &&
                          (deal.column_tiles - 1) * one.columns < columns;
       host::expect_equal("blocks cover columns", whole, true);
@@ -138,6 +211,15 @@ int main() {
     product<96, 2>(84, 300, 1704, 1, schedule);
     product<128, 1>(130, 130, 700, 1, schedule);
     product<128, 2>(128, 65, 2100, 2, schedule);
+    // Strips and tiles of k that do not exist; rings walked more than once; chains; slices.
+    product<8, 1, WeightFormat::kQ4_1>(3, 70, 320, 1, schedule);
+    product<8, 1, WeightFormat::kQ8_0>(8, 33, 2080, 2, schedule);
+    product<32, 1, WeightFormat::kQ4_0>(40, 130, 1440, 1, schedule);
+    product<64, 1, WeightFormat::kQ6_K>(61, 100, 1088, 1, schedule);
+    product<64, 2, WeightFormat::kQ4_0>(70, 200, 1120, 1, schedule);
+    product<96, 1, WeightFormat::kQ8_0>(84, 130, 928, 1, schedule);
+    product<96, 2, WeightFormat::kQ4_1>(84, 290, 1728, 1, schedule);
+    product<128, 2, WeightFormat::kQ6_K>(130, 65, 2112, 2, schedule);
   }
   printf("%s\n", host::failures ? "FAILED" : "passed");
   return host::failures != 0;

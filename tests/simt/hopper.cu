@@ -98,6 +98,49 @@ void tile_copies() {
   }
 }
 
+// Copies successive bytes from a place in `in` to one in shared memory, and shows all of it.
+__global__ void __launch_bounds__(128) copy_bytes(const unsigned char* in, unsigned from,
+                                                  unsigned to, unsigned bytes, unsigned char* out) {
+  TileShared& s = *gpu::dynamic_shared<TileShared>();
+  if (threadIdx.x == 0) {
+    gpu::mbarrier_init(&s.full, 1);
+    gpu::mbarrier_init_fence();
+  }
+  for (unsigned i = threadIdx.x; i < kTileBytes; i += 128) s.tile[i] = 1;
+  gpu::fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    gpu::mbarrier_arrive_expect_tx(&s.full, 2 * bytes);
+    gpu::bulk_load(s.tile + to, in + from, bytes, &s.full);
+    gpu::bulk_load(s.tile + to + bytes, in, bytes, &s.full, gpu::l2_evict_first());
+  }
+  gpu::mbarrier_wait(&s.full, 0);
+  for (unsigned i = threadIdx.x; i < kTileBytes; i += 128) out[i] = s.tile[i];
+}
+
+void byte_copies() {
+  auto* in = host::alloc<unsigned char>(kTileBytes);
+  for (unsigned i = 0; i < kTileBytes; i++) in[i] = static_cast<unsigned char>(i * 37 + i / 256);
+  auto* out = host::alloc<unsigned char>(kTileBytes);
+  const unsigned copies[][3] = {{0, 0, 16}, {16, 48, 32}, {1040, 256, 1152}, {128, 112, 2560}};
+  for (const auto& [from, to, bytes] : copies) {
+    gpu::launch(copy_bytes, dim3(1), dim3(128), sizeof(TileShared), nullptr, {}, in, from, to,
+                bytes, out);
+    host::wait();
+    int wrong = 0;
+    for (unsigned i = 0; i < kTileBytes; i++) {
+      const unsigned at = i - to;
+      const unsigned char want = i < to || at >= 2 * bytes ? 1
+                                 : at < bytes              ? in[from + at]
+                                                           : in[at - bytes];
+      wrong += out[i] != want;
+    }
+    const std::string name = std::to_string(bytes) + " bytes from " + std::to_string(from);
+    host::show(name.c_str(), out, kTileBytes);
+    host::expect_equal(name.c_str(), wrong, 0);
+  }
+}
+
 // ---- a ring of stages ---------------------------------------------------------------------------
 constexpr int kStages = 3, kStageBytes = 2048, kLineBytes = 64;
 constexpr int kBoxLines = kStageBytes / 2 / kLineBytes;
@@ -372,6 +415,7 @@ void products() {
 int main() {
   using namespace specdec;
   tile_copies();
+  byte_copies();
   rings();
   clusters();
   products<8>();

@@ -53,6 +53,10 @@ inline TensorMap encode_tensor_map(int elem_bytes, const void* base, int rank, c
   return {simt::tensor_shape(elem_bytes, base, rank, dims, strides_bytes, box, span)};
 }
 inline void prefetch_tensor_map(const TensorMap&) {}
+inline void bulk_load(void* dst, const void* src, unsigned bytes, uint64_t* bar, uint64_t = 0,
+                      SIMT_HERE) {
+  simt::bulk_copy(dst, src, bytes, bar, here);
+}
 inline void tma_load_2d(void* dst, const TensorMap& map, uint64_t* bar, int x, int y, uint64_t = 0,
                         SIMT_HERE) {
   simt::tensor_copy(dst, map.shape, bar, {x, y}, here);

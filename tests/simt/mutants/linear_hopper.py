@@ -91,8 +91,8 @@ MUTANTS = [
         "linear-46",
         "the barriers are told of weights alone",
         HOPPER,
-        "Weights::kBytes + Tile::kRowBytes);",
-        "Weights::kBytes);",
+        "weights.bytes(k, block.first_column) + Tile::kRowBytes);",
+        "weights.bytes(k, block.first_column));",
     ),
     Mutant(
         "linear-47",

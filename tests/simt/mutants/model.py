@@ -112,6 +112,11 @@ SUITES = {
                 for width in ("", "_wide4", "_wide8")
                 for t in ("bf16", "f16")
             ),
+            *(
+                f"linear/instances/hopper_packed_{t}_{kind}"
+                for kind in ("q4_0", "q4_1", "q4_g", "q4_k", "q5_k", "q6_k", "q8_0", "q8_g", "f8_g")
+                for t in ("bf16", "f16")
+            ),
         ),
         ("test_packed_linear.py",),
         "emu and not fast",

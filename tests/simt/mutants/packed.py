@@ -7,6 +7,7 @@ from mutants.model import Mutant
 WEIGHTS = "cuda/linear/packed_weights.cuh"
 LAYOUT = "cpp/backend/packed_weight.h"
 MATRIX = "cuda/linear/linear.cuh"
+HOPPER = "cuda/linear/hopper_packed.cuh"
 
 MUTANTS = [
     Mutant(
@@ -64,7 +65,11 @@ MUTANTS = [
         "factors",
     ),
     Mutant(
-        "packed-11", "the scale of the column 8 further on", WEIGHTS, "m * 2 + h;", "m * 2 + 1 - h;"
+        "packed-11",
+        "the scale of the column 8 further on",
+        WEIGHTS,
+        "factors[r % 2]",
+        "factors[1 - r % 2]",
     ),
     Mutant(
         "packed-12",
@@ -220,8 +225,8 @@ MUTANTS = [
         "packed-32",
         "formats with float32 scales go to another kernel",
         "cuda/linear/linear.cu",
-        "return launch_packed<T, WeightFormat::kQ8_G>;",
-        "return launch_packed<T, WeightFormat::kF8_G>;",
+        "return f.template operator()<T, WeightFormat::kQ8_G>();",
+        "return f.template operator()<T, WeightFormat::kF8_G>();",
         tests="emu and not fast and values and q8_g",
     ),
     Mutant(
@@ -239,5 +244,101 @@ MUTANTS = [
         "gpu::and_or(bytes, 0x80008000u, ",
         "gpu::and_or(bytes, 0u, ",
         tests="emu and not fast and e4m3",
+    ),
+    Mutant(
+        "packed-35",
+        "9.0: a tile of k past the last is copied",
+        HOPPER,
+        "left < Tile::kPanels ? left : Tile::kPanels",
+        "Tile::kPanels",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-36",
+        "9.0: 32 columns past the last are counted",
+        HOPPER,
+        "left < kStrips ? left : kStrips",
+        "kStrips",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-37",
+        "9.0: 32 columns past the last are copied",
+        HOPPER,
+        "if (first_column + strip * PackedLayout::kColumns >= call.columns) break;",
+        "",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-38",
+        "9.0: all columns of a block are its first 32",
+        HOPPER,
+        "const int strip = warp / 2, fragment",
+        "const int strip = 0, fragment",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-39",
+        "9.0: tiles of k that do not exist are read in the last stage",
+        HOPPER,
+        "if (exists) {",
+        "if (true) {",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-40",
+        "9.0: operands are widened while they are multiplied",
+        HOPPER,
+        "gpu::wgmma_wait<1>();",
+        "gpu::wgmma_wait<3>();",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-41",
+        "9.0: a stage is released while its last half is multiplied",
+        HOPPER,
+        "if (panel == 0 && half == 0 && i > 0) release();",
+        "if (panel == 1 && half == 1 && i + 1 < count) release();",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-42",
+        "9.0: a chain goes on from the one before",
+        HOPPER,
+        "step > 0 || i > 0)",
+        "step > 0 || first + i > 0)",
+        tests="emu and not fast and stream_kernel",
+    ),
+    Mutant(
+        "packed-43",
+        "9.0: both halves of a panel multiply the first 32 k of x",
+        HOPPER,
+        "(half * 2 + step) * 32",
+        "step * 32",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-44",
+        "9.0: 8 bits: the second vector of a panel is the first",
+        HOPPER,
+        "half * (kVectors - 1)",
+        "0",
+        tests="emu and not fast and values and q8_0",
+    ),
+    Mutant(
+        "packed-45",
+        "9.0: scales of the tile's first 16 columns for all",
+        HOPPER,
+        "lane / 4 * 4 + fragment * 2",
+        "lane / 4 * 4",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "packed-46",
+        "9.0: weights of another slice",
+        HOPPER,
+        "k / PackedLayout::kDepth) *",
+        "k % 1024 / PackedLayout::kDepth) *",
+        tests="emu and not fast and stream_kernel",
     ),
 ]
