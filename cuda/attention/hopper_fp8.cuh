@@ -85,11 +85,11 @@ class Products<T, HopperFp8Tile<kHeadDim, kConsumerGroups>> {
 
   __device__ __forceinline__ void multiply_keys(const unsigned char* k,
                                                 float (&s)[kBlockKeys / 2]) {
+    const std::uint64_t keys = gpu::wgmma_descriptor(k, gpu::Swizzle::b128, 0, 8 * Tile::kDim);
 #pragma unroll
     for (int step = 0; step < Tile::kDim / 32; ++step) {
-      gpu::wgmma_rs_m64k32_e4m3<kBlockKeys>(
-          s, fragments_[step],
-          gpu::wgmma_descriptor(k + step * 32, gpu::Swizzle::b128, 0, 8 * Tile::kDim), step > 0);
+      gpu::wgmma_rs_m64k32_e4m3<kBlockKeys>(s, fragments_[step], gpu::wgmma_behind(keys, step * 32),
+                                            step > 0);
     }
   }
   __device__ __forceinline__ float unit(int row) const { return unit_[row]; }
@@ -111,11 +111,11 @@ class Products<T, HopperFp8Tile<kHeadDim, kConsumerGroups>> {
 
   // part = P V. V lies as [column, key], 32 keys to an instruction.
   __device__ __forceinline__ void multiply_values(const unsigned char* v) {
+    const std::uint64_t values = gpu::wgmma_descriptor(v, gpu::Swizzle::b64, 0, 8 * kBlockKeys);
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 32; ++step) {
-      gpu::wgmma_rs_m64k32_e4m3<Tile::kDim>(
-          part_, p_[step],
-          gpu::wgmma_descriptor(v + step * 32, gpu::Swizzle::b64, 0, 8 * kBlockKeys), step > 0);
+      gpu::wgmma_rs_m64k32_e4m3<Tile::kDim>(part_, p_[step], gpu::wgmma_behind(values, step * 32),
+                                            step > 0);
     }
   }
   __device__ __forceinline__ void hold() { gpu::wgmma_hold(part_); }

@@ -60,13 +60,12 @@ class Queries<T, Tile, true> {
 
   // s = Q K^T for the block of keys in k.
   __device__ __forceinline__ void multiply(const unsigned char* k, float (&s)[kBlockKeys / 2]) {
+    const std::uint64_t keys = gpu::wgmma_descriptor(k, gpu::Swizzle::b128, 0, 1024);
 #pragma unroll
     for (int step = 0; step < Tile::kDim / 16; ++step) {
       gpu::wgmma_rs_m64k16<T, kBlockKeys>(
           s, fragments_[step],
-          gpu::wgmma_descriptor(k + step / 4 * Tile::kBoxBytes + step % 4 * 32, gpu::Swizzle::b128,
-                                0, 1024),
-          step > 0);
+          gpu::wgmma_behind(keys, step / 4 * Tile::kBoxBytes + step % 4 * 32), step > 0);
     }
   }
 
@@ -104,12 +103,13 @@ class Queries<T, Tile, false> {
   }
 
   __device__ __forceinline__ void multiply(const unsigned char* k, float (&s)[kBlockKeys / 2]) {
+    const std::uint64_t queries = gpu::wgmma_descriptor(tile_, gpu::Swizzle::b128, 0, 1024);
+    const std::uint64_t keys = gpu::wgmma_descriptor(k, gpu::Swizzle::b128, 0, 1024);
 #pragma unroll
     for (int step = 0; step < Tile::kDim / 16; ++step) {
       const int offset = step / 4 * Tile::kBoxBytes + step % 4 * 32;
-      gpu::wgmma_m64k16<T, kBlockKeys>(
-          s, gpu::wgmma_descriptor(tile_ + offset, gpu::Swizzle::b128, 0, 1024),
-          gpu::wgmma_descriptor(k + offset, gpu::Swizzle::b128, 0, 1024), step > 0);
+      gpu::wgmma_m64k16<T, kBlockKeys>(s, gpu::wgmma_behind(queries, offset),
+                                       gpu::wgmma_behind(keys, offset), step > 0);
     }
   }
 
@@ -158,11 +158,12 @@ class Products<T, HopperTile<kHeadDim, kConsumerGroups, kE4m3>> {
 
   // O += P V. V lies as [key, column]; 16 keys are two groups of 8 lines.
   __device__ __forceinline__ void multiply_values(const unsigned char* v) {
+    const std::uint64_t values =
+        gpu::wgmma_descriptor(v, gpu::Swizzle::b128, Tile::kBoxBytes, 1024);
 #pragma unroll
     for (int step = 0; step < kBlockKeys / 16; ++step) {
-      gpu::wgmma_rs_m64k16<T, Tile::kDim, true>(
-          o_, p_[step],
-          gpu::wgmma_descriptor(v + step * 2048, gpu::Swizzle::b128, Tile::kBoxBytes, 1024), true);
+      gpu::wgmma_rs_m64k16<T, Tile::kDim, true>(o_, p_[step],
+                                                gpu::wgmma_behind(values, step * 2048), true);
     }
   }
   __device__ __forceinline__ void hold() { gpu::wgmma_hold(o_); }

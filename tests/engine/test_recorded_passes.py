@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from emulators import needs_cuda
 from method_cases import GREEDY, Folders, Where, open_llm, texts_of
 
 from specdec_ext.config.engine import SchedulerConfig
 from specdec_ext.engine.overlap import recorded_passes
 from specdec_ext.engine.overlap.build import make_pass_timer
+from specdec_ext.engine.overlap.loop import OverlapLoop
 from specdec_ext.engine.overlap.recorded_passes import RecordedPasses
+from specdec_ext.models.device_scratch import Scratch
 from specdec_ext.models.place import CPU
 
 
@@ -57,6 +61,39 @@ def test_a_pass_is_recorded_and_its_least_replay_counts(monkeypatch: pytest.Monk
     # Once to load what it needs; one replay to have the graph there, then three that count.
     replayed = ["replay", "rows of a plan"] * 4
     assert stream.log == ["follow", "rows of a plan", "record", *replayed, "wait"]
+
+
+def test_passes_are_timed_when_nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have a stream of their own and the steps' buffers."""
+    log: list[str] = []
+
+    def entry(name: str, result: Any = None) -> Callable[..., Any]:
+        return lambda *_: (log.append(name), result)[1]
+
+    stream = SimpleNamespace(
+        record=entry("record", SimpleNamespace(wait=entry("wait"))), follow=entry("follow")
+    )
+    pipeline = SimpleNamespace(
+        drain=entry("drain"), measure_drafting=entry("drafting"), stream=stream
+    )
+    loop: Any = OverlapLoop.__new__(OverlapLoop)
+    loop._pipeline, loop._calibrate = pipeline, entry("passes")
+    loop.executor = SimpleNamespace(stats=lambda: {"running": 0})
+    monkeypatch.setattr(OverlapLoop, "_wants_calibration", True)
+    loop._calibrate_once()
+    assert log == ["drain", "record", "wait", "passes", "follow", "drafting"]
+
+
+def test_scratch_that_was_outgrown_stays_where_graphs_compute() -> None:
+    scratch = Scratch(torch.device("cpu"), "a kernel")
+    first = scratch(1000)
+    assert scratch(900) is first and first.numel() == 1256
+    kept = weakref.ref(first)
+    address = first.data_ptr()
+    del first
+    assert scratch(1001).numel() == 2 * 1256  # twice as much: all pieces together stay below that
+    first = kept()
+    assert first is not None and first.data_ptr() == address
 
 
 def test_where_steps_are_launched_so_are_passes() -> None:

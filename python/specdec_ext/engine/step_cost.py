@@ -170,9 +170,7 @@ def measure_cost(
     )
     if len(rows) < 2:
         return None
-    growth = measure_growth(
-        model, rows, pages, time_limit_s=time_limit_s / 2, recorded=recorded
-    )
+    growth = measure_growth(model, rows, pages, time_limit_s=time_limit_s / 2, recorded=recorded)
     return StepCost(
         dict(zip(rows, seconds, strict=True)), dict(zip(rows, growth, strict=True)), _CONTEXT_TOKENS
     )

@@ -15,6 +15,7 @@ MASK_WORDS, MAX_STEP_TOKENS = _core.MASK_WORDS, _core.MAX_STEP_TOKENS
 
 _plugins: dict[str, str] = {}  # by name, the files of backends that were opened here
 _workspaces: dict[tuple[str, torch.device, int], Tensor] = {}
+_outgrown: list[Tensor] = []
 _flags: dict[tuple[torch.device, int], Tensor] = {}
 
 
@@ -88,7 +89,8 @@ def widened(tensor: Any, columns: int) -> Any:
 
 
 def workspace_for(backend: str, tensor: Tensor, num_bytes: int) -> Tensor:
-    """Scratch of this device and stream, kept and only ever grown.
+    """Scratch of this device and stream, kept and only ever grown. What it has outgrown is kept,
+    too, for graphs that compute there.
 
     Raises   RuntimeError if it would have to grow while a CUDA graph is captured: its memory would
              then belong to the graph.
@@ -104,6 +106,10 @@ def workspace_for(backend: str, tensor: Tensor, num_bytes: int) -> Tensor:
                 "captured; give workspace= (ops.plan_workspace) or call once before"
             )
         # Room to begin at a multiple of 256 bytes wherever the allocator puts it.
-        scratch = torch.empty(num_bytes + 256, dtype=torch.uint8, device=tensor.device)
+        size = num_bytes + 256
+        if scratch is not None and tensor.is_cuda:
+            _outgrown.append(scratch)
+            size = max(size, 2 * scratch.numel())  # all together take less than twice the last
+        scratch = torch.empty(size, dtype=torch.uint8, device=tensor.device)
         _workspaces[key] = scratch
     return scratch
