@@ -64,8 +64,8 @@ class Queries<T, Tile, true> {
 #pragma unroll
     for (int step = 0; step < Tile::kDim / 16; ++step) {
       gpu::wgmma_rs_m64k16<T, kBlockKeys>(
-          s, fragments_[step],
-          gpu::wgmma_behind(keys, step / 4 * Tile::kBoxBytes + step % 4 * 32), step > 0);
+          s, fragments_[step], gpu::wgmma_behind(keys, step / 4 * Tile::kBoxBytes + step % 4 * 32),
+          step > 0);
     }
   }
 

@@ -232,4 +232,11 @@ __device__ __forceinline__ std::uint64_t wgmma_descriptor(const void* ptr, Swizz
          std::uint64_t{stride_bytes >> 4 & 0x3fff} << 32 | mode << 62;
 }
 
+// The same operand `bytes` further on, a multiple of 16. One addition: a descriptor made anew takes
+// three dependent instructions of the uniform unit, as long as the tensor cores take for 64 x 64.
+__device__ __forceinline__ std::uint64_t wgmma_behind(std::uint64_t descriptor, unsigned bytes) {
+  const std::uint32_t low = static_cast<std::uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor >> 32 << 32) | low;
+}
+
 }  // namespace specdec::gpu

@@ -27,15 +27,22 @@
 
 namespace specdec::cuda {
 
+// Rows of x that a block has, at most kRows. The copy engine brings no more than these: rows
+// outside of the matrix, which it would fill with zeros, cost it several times what rows in it do.
+__host__ __device__ __forceinline__ std::int32_t rows_of_block(const LinearLaunch& launch) {
+  return (launch.call.rows - 1) / launch.row_tiles + 1;
+}
+
 // One block's place in the call.
 template <class Tile>
 struct HopperLinearBlock {
-  std::int32_t first_row, first_column, first_k, stages;
+  std::int32_t first_row, first_column, first_k, stages, rows;
 
-  __device__ __forceinline__ explicit HopperLinearBlock(const LinearLaunch& launch) {
+  __device__ __forceinline__ explicit HopperLinearBlock(const LinearLaunch& launch)
+      : rows(rows_of_block(launch)) {
     const auto index = static_cast<std::int32_t>(blockIdx.x);
     const std::int32_t column_tile = index / launch.row_tiles;
-    first_row = (index - column_tile * launch.row_tiles) * Tile::kRows;
+    first_row = (index - column_tile * launch.row_tiles) * rows;
     first_column = column_tile * Tile::kColumns;
     first_k = static_cast<std::int32_t>(blockIdx.y) * launch.part_depth;
     const std::int32_t left = launch.call.depth - first_k;
@@ -78,13 +85,31 @@ __device__ __forceinline__ void load_weights(const LinearLaunch& launch,
     const std::int32_t k = block.first_k + i * Tile::kDepth;
     if (i >= Tile::kStages) gpu::mbarrier_wait(&shared.free[stage], round ^ 1);
     gpu::mbarrier_arrive_expect_tx(&shared.full[stage],
-                                   weights.bytes(k, block.first_column) + Tile::kRowBytes);
+                                   weights.bytes(k, block.first_column) +
+                                       static_cast<unsigned>(block.rows) * (Tile::kPanels * 128));
     weights.load(shared.weights[stage], &shared.full[stage], k, block.first_column);
     if (++stage == Tile::kStages) stage = 0, round ^= 1;
   }
 }
 
-// One thread: brings the ring's x. Rows past the last arrive as zeros.
+// The consumers: zeroes the rows of the ring that no copy fills.
+template <class Tile>
+__device__ __forceinline__ void clear_rows(const HopperLinearBlock<Tile>& block,
+                                           HopperLinearShared<Tile>& shared) {
+  constexpr int kVectors = Tile::kRowPanelBytes / 16;
+  const int first = block.rows * 8;  // 16 bytes each, 8 to a line
+  if (first == kVectors) return;
+  for (int panel = 0; panel < Tile::kStages * Tile::kPanels; ++panel) {
+    uint4* lines = reinterpret_cast<uint4*>(shared.rows[0] + panel * Tile::kRowPanelBytes);
+    for (int i = first + static_cast<int>(threadIdx.x); i < kVectors; i += Tile::kConsumers) {
+      lines[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+  gpu::fence_proxy_async();
+  gpu::named_barrier_sync(1, Tile::kConsumers);
+}
+
+// One thread: brings the ring's x.
 template <class Tile>
 __device__ __forceinline__ void load_rows(const HopperLinearBlock<Tile>& block,
                                           const gpu::TensorMap& row_map,
@@ -131,17 +156,16 @@ __device__ __forceinline__ void sum_slice(const HopperLinearBlock<Tile>& block,
     for (std::int32_t i = 0; i < count; ++i) {
       gpu::mbarrier_wait(&shared.full[stage], round);
       gpu::wgmma_fence();
+      const std::uint64_t weights =
+          gpu::wgmma_descriptor(shared.weights[stage] + group_lines, gpu::Swizzle::b128, 0, 1024);
+      const std::uint64_t rows =
+          gpu::wgmma_descriptor(shared.rows[stage], gpu::Swizzle::b128, 0, 1024);
 #pragma unroll
       for (int step = 0; step < Tile::kDepth / 16; ++step) {
         const int panel = step / 4, at = step % 4 * 32;
         gpu::wgmma_m64k16<T, Tile::kRows>(
-            sums,
-            gpu::wgmma_descriptor(
-                shared.weights[stage] + panel * Tile::kWeightPanelBytes + group_lines + at,
-                gpu::Swizzle::b128, 0, 1024),
-            gpu::wgmma_descriptor(shared.rows[stage] + panel * Tile::kRowPanelBytes + at,
-                                  gpu::Swizzle::b128, 0, 1024),
-            step > 0 || i > 0);
+            sums, gpu::wgmma_behind(weights, panel * Tile::kWeightPanelBytes + at),
+            gpu::wgmma_behind(rows, panel * Tile::kRowPanelBytes + at), step > 0 || i > 0);
       }
       gpu::wgmma_commit();
       // While these run, the stage before is handed back.
@@ -177,7 +201,7 @@ __device__ __forceinline__ void store_slice(const LinearLaunch& launch,
   for (int v = thread; v < Tile::kRows * kVectors; v += Tile::kConsumers) {
     const int r = v / kVectors, c = v % kVectors * kLaneElements;
     const std::int32_t row = block.first_row + r, column = block.first_column + c;
-    if (row >= launch.call.rows || column >= launch.call.columns) continue;
+    if (r >= block.rows || row >= launch.call.rows || column >= launch.call.columns) continue;
     float sums[kLaneElements];
     load_floats(tile + r * Tile::kTilePitch + c, true, sums);
     store_sums<T>(launch, static_cast<std::int32_t>(blockIdx.y), row, column, sums);
@@ -221,6 +245,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     gpu::launch_dependents();
     if (gpu::elect_one()) load_rows(block, row_map, shared);
   } else {
+    clear_rows(block, shared);
     gpu::grid_dependency_wait();
     gpu::launch_dependents();
     float total[Tile::kRows / 2];
@@ -241,9 +266,9 @@ inline gpu::TensorMap linear_tensor_map(const void* base, std::int32_t rows, std
   return gpu::encode_tensor_map(2, base, 2, dims, strides, box, gpu::Swizzle::b128);
 }
 
-template <class Tile>
-gpu::TensorMap linear_row_map(const LinearParams& call) {
-  return linear_tensor_map(call.x, call.rows, call.depth, call.x_row_stride, Tile::kRows);
+inline gpu::TensorMap linear_row_map(const LinearLaunch& launch) {
+  const LinearParams& call = launch.call;
+  return linear_tensor_map(call.x, call.rows, call.depth, call.x_row_stride, rows_of_block(launch));
 }
 
 template <class T, class Tile>
@@ -253,7 +278,7 @@ void launch_hopper_linear(const LinearLaunch& launch, dim3 grid) {
               sizeof(HopperLinearShared<Tile>), call.exec.stream, {.dependent = true}, launch,
               linear_tensor_map(call.weight, call.columns, call.depth, call.weight_row_stride,
                                 Tile::kColumns),
-              linear_row_map<Tile>(call));
+              linear_row_map(launch));
 }
 
 }  // namespace specdec::cuda

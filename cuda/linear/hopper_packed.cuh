@@ -133,12 +133,13 @@ __device__ __forceinline__ void sum_packed_slice(const LinearLaunch& launch,
     gpu::wgmma_hold(sums);
     for (std::int32_t i = 0; i < count; ++i) {
       gpu::mbarrier_wait(&shared.full[stage], round);
+      const std::uint64_t rows =
+          gpu::wgmma_descriptor(shared.rows[stage], gpu::Swizzle::b128, 0, 1024);
 #pragma unroll
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
         const bool exists = (first + i) * Tile::kPanels + panel < tiles;
         const unsigned char* tile =
             shared.weights[stage] + (strip * Tile::kPanels + panel) * kTileBytes;
-        const unsigned char* rows = shared.rows[stage] + panel * Tile::kRowPanelBytes;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           // Without a branch ptxas takes this for a part of what is in flight, and serialises.
@@ -155,7 +156,7 @@ __device__ __forceinline__ void sum_packed_slice(const LinearLaunch& launch,
           for (int step = 0; step < 2; ++step) {
             gpu::wgmma_rs_m64k16<T, Tile::kRows>(
                 sums, a[half][step],
-                gpu::wgmma_descriptor(rows + (half * 2 + step) * 32, gpu::Swizzle::b128, 0, 1024),
+                gpu::wgmma_behind(rows, panel * Tile::kRowPanelBytes + (half * 2 + step) * 32),
                 panel > 0 || half > 0 || step > 0 || i > 0);
           }
           gpu::wgmma_commit();
@@ -196,6 +197,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     gpu::launch_dependents();
     if (gpu::elect_one()) load_rows(block, row_map, shared);
   } else {
+    clear_rows(block, shared);
     gpu::grid_dependency_wait();
     gpu::launch_dependents();
     float total[Tile::kRows / 2];
@@ -209,7 +211,7 @@ void launch_packed_tile(const LinearLaunch& launch, dim3 grid) {
   static_assert(sizeof(HopperLinearShared<Tile>) <= kPackedSharedBytes);
   gpu::launch(hopper_packed_kernel<T, kFormat, Tile>, grid, dim3(Tile::kThreads),
               sizeof(HopperLinearShared<Tile>), launch.call.exec.stream, {.dependent = true},
-              launch, linear_row_map<Tile>(launch.call));
+              launch, linear_row_map(launch));
 }
 
 // Of tile `kAt` of kPackedTiles or one behind it.

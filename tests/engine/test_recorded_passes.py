@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from emulators import needs_cuda
 from method_cases import GREEDY, Folders, Where, open_llm, texts_of
 
+from emulators import needs_cuda
 from specdec_ext.config.engine import SchedulerConfig
 from specdec_ext.engine.overlap import recorded_passes
 from specdec_ext.engine.overlap.build import make_pass_timer
@@ -63,7 +63,7 @@ def test_a_pass_is_recorded_and_its_least_replay_counts(monkeypatch: pytest.Monk
     assert stream.log == ["follow", "rows of a plan", "record", *replayed, "wait"]
 
 
-def test_passes_are_timed_when_nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_timed_when_nothing_else_runs() -> None:
     """They have a stream of their own and the steps' buffers."""
     log: list[str] = []
 
@@ -79,7 +79,7 @@ def test_passes_are_timed_when_nothing_else_runs(monkeypatch: pytest.MonkeyPatch
     loop: Any = OverlapLoop.__new__(OverlapLoop)
     loop._pipeline, loop._calibrate = pipeline, entry("passes")
     loop.executor = SimpleNamespace(stats=lambda: {"running": 0})
-    monkeypatch.setattr(OverlapLoop, "_wants_calibration", True)
+    loop._wants_calibration = True
     loop._calibrate_once()
     assert log == ["drain", "record", "wait", "passes", "follow", "drafting"]
 

@@ -74,8 +74,8 @@ class OverlapLoop(EngineLoop):
         if not ready or self.executor.stats()["running"]:
             return
         self._pipeline.drain()  # of requests that have ended: no step may write pages meanwhile
-        # Passes are timed on a stream of their own, in the buffers of the steps: a recorded one that
-        # was tried when the engine was built may still run.
+        # Passes are timed on a stream of their own, in the buffers of the steps: a recorded one
+        # that was tried when the engine was built may still run.
         self._pipeline.stream.record().wait()
         super()._calibrate_once()
         self._pipeline.stream.follow()
