@@ -263,6 +263,7 @@ DEVICE_TESTS = (
     "tests/engine/test_kv_types.py",
     "tests/engine/test_network_contracts.py",
     "tests/engine/test_preemption.py",
+    "tests/engine/test_recorded_passes.py",
     "tests/engine/test_swapping.py",
     "tests/engine/test_vocab_mapping.py",
     "tests/engine/test_window_memory.py",

@@ -31,7 +31,7 @@ constexpr std::int64_t stream_blocks(const StreamTile& tile, const LinearProblem
 // of more columns where its blocks are one for each multiprocessor at least.
 constexpr bool better_tile(const StreamTile& best, const StreamTile& one,
                            const LinearProblem& problem, const DeviceLimits& limits) {
-  if (best.row_tile == one.row_tile) return stream_blocks(one, problem) >= limits.num_sms;
+  if (best.row_tile == one.row_tile) return 10 * stream_blocks(one, problem) >= 9 * limits.num_sms;
   return best.row_tile < problem.rows;
 }
 
