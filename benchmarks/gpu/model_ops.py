@@ -5,10 +5,10 @@ from __future__ import annotations
 from benchmarks.gpu.cells import AttentionCell, StepCell
 from benchmarks.gpu.engine_cells import ModelCell
 from benchmarks.gpu.linear import LinearCell
-from benchmarks.gpu.machine import Counts, Device, Kernel, Prediction, loops_of, slots
+from benchmarks.gpu.machine import Device, Kernel, Prediction, loops_of, slots
 from benchmarks.gpu.model_accept import row_op
 from benchmarks.gpu.model_attention import attention
-from benchmarks.gpu.model_packed import packed_product
+from benchmarks.gpu.model_linear import linear_slices, linear_tile
 
 
 def streamed(kernel: str, num_bytes: float, sms: float, device: Device) -> dict[str, float]:
@@ -59,83 +59,40 @@ def enter_prompt(tokens: int, max_len: int, lengths: int, device: Device) -> Ker
     return Kernel("commit", {"L2 port": 2 * table_us}, start + waits)
 
 
-# cpp/backend/linear_op.h and linear_instances.h: rows of x in a tile, columns of a block, stages.
-LINEAR_TILES = (
-    (8, 64, 6), (16, 64, 5), (32, 64, 4), (64, 64, 7), (64, 128, 9), (96, 64, 5), (96, 128, 8),
-    (128, 64, 4), (128, 128, 7),
-)  # fmt: skip
-LINEAR_COLUMNS, CHAIN = 64, 1024
-PANEL = 64  # k of one tensor copy
-
-
-def linear_slices(columns: int, depth: int) -> int:
-    """Returns into how many slices the depth of a product is cut (stream_cut)."""
-    tiles, slices = -(-columns // LINEAR_COLUMNS), 1
-    while slices < 8 and tiles * slices < 96 and depth // (2 * slices) >= CHAIN:
-        slices *= 2
-    return slices
-
-
-def linear_tile(rows: int, columns: int, depth: int, device: Device) -> tuple[int, int, int]:
-    """Returns the kernel that serves a product (pick_linear in cpp/backend/linear_pick.h)."""
-    row_tile = next((t[0] for t in LINEAR_TILES if rows <= t[0]), LINEAR_TILES[-1][0])
-    narrow, *wide = (t for t in LINEAR_TILES if t[0] == row_tile)
-    slices = linear_slices(columns, depth)
-    for tile in wide:
-        if -(-rows // row_tile) * -(-columns // tile[1]) * slices >= device.sms:
-            return tile
-    return narrow
-
-
-def stage_of_product(row_tile: int, columns: int) -> tuple[Counts, int]:
-    """Returns what a consuming warpgroup does for a stage, the loop that multiplies it, and how
-    many k the stage has."""
-    stage_depth = 2 * PANEL if row_tile <= 32 else PANEL
-    groups = columns // LINEAR_COLUMNS
-    name = f"hopper_linear_kernel<bf16, HopperLinearTile<{row_tile}, {groups}> >"
-    products = 2 * LINEAR_COLUMNS * row_tile * stage_depth
-    found = [x["body"] for x in loops_of(name) if x["body"].get("tensor_ops", 0) > 0]
-    if len(found) != 1 or found[0]["tensor_ops"] != products:
-        raise ValueError(f"{name}: no loop of {products} operations a trip")
-    return found[0], stage_depth
-
-
-def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
+def product(rows: int, columns: int, depth: int, device: Device, format: str = "bf16") -> Kernel:
     """Returns the few-row product of a weight [columns, depth], its fold included."""
-    row_tile, block_columns, stages = linear_tile(rows, columns, depth, device)
-    row_tiles, tiles = -(-rows // row_tile), -(-columns // block_columns)
-    groups = block_columns // LINEAR_COLUMNS
-    each = 2 if groups == 1 else 1  # blocks that a multiprocessor has room for
+    tile = linear_tile(rows, columns, depth, device, format)
+    row_tiles, tiles = -(-rows // tile.row_tile), -(-columns // tile.columns)
     slices = linear_slices(columns, depth)
     blocks = row_tiles * tiles * slices
-    loop, stage_depth = stage_of_product(row_tile, block_columns)
-    trips = -(-depth // slices // stage_depth)
+    loop = tile.stage_loop()
+    trips = -(-depth // slices // tile.stage_depth)
     turns = -(-blocks // device.sms)  # blocks of the busiest multiprocessor
     cycle = 1e6 / device.clock_hz
-    needs = {pipe: turns * trips * c * cycle for pipe, c in slots(loop).items()}
+    needs = {pipe: turns * trips * tile.groups * c * cycle for pipe, c in slots(loop).items()}
     needs["tensor"] = (
-        turns * trips * groups * loop["tensor_ops"] * device.sms / device.tensor_flops * 1e6
+        turns * trips * tile.groups * loop["tensor_ops"] * device.sms / device.tensor_flops * 1e6
     )  # of one multiprocessor's share
-    # A stage is written once and read once by the matrix instructions; x by those of each group.
-    stage_bytes = stage_depth * 2 * (block_columns + row_tile)
-    read = stage_bytes + stage_depth * 2 * row_tile * (groups - 1)
-    needs["shared memory"] = turns * trips * (stage_bytes + read) / 128 * cycle
-    needs["L2 port"] = turns * trips * stage_bytes / device.l2_bytes_per_cycle * cycle
-    weight = columns * depth * 2.0
+    # A stage is written once and read once by the matrix instructions or the warps that widen it; x
+    # by those of each group.
+    used = tile.stage_bytes + tile.row_bytes * (tile.groups - 1)
+    needs["shared memory"] = turns * trips * (tile.stage_bytes + used) / 128 * cycle
+    needs["L2 port"] = turns * trips * tile.stage_bytes / device.l2_bytes_per_cycle * cycle
+    weight = columns * depth * tile.weight_bytes / (tile.columns * tile.stage_depth)
     needs["L2"] = (weight * row_tiles + tiles * rows * depth * 2) / device.l2_bytes_per_s * 1e6
     # x was written just before and the result is read just behind: both stay in L2, unless they
     # are a large part of it.
     beside = rows * (columns + depth) * 2.0
     read = weight + (beside if beside > device.l2_bytes / 4 else 0.0)
     needs["HBM"] = read / device.hbm_bytes_per_s * 1e6
-    # Two blocks on a multiprocessor have two rings; x takes its share of what is in flight.
-    in_flight = min(blocks, each * device.sms) * stages * stage_bytes
+    # Every block on a multiprocessor has a ring; x takes its share of what is in flight.
+    in_flight = min(blocks, tile.resident * device.sms) * tile.stages * tile.stage_bytes
     moved = weight * row_tiles + tiles * rows * depth * 2
     needs["latency of memory"] = moved / in_flight * device.memory_latency_us
     # No block of the kernel before leaves room for one of these: the ring fills in the open. Alone
     # on its multiprocessor, every block's does.
     fixed = device.launch_us + device.first_load_us
-    if each == 1:
+    if tile.resident == 1:
         fixed += (turns - 1) * device.first_load_us
     if slices > 1:  # every slice's sums are written and read by a second kernel
         fixed += 2 * slices * rows * columns * 4 / device.l2_bytes_per_s * 1e6 + device.launch_us
@@ -144,10 +101,7 @@ def product(rows: int, columns: int, depth: int, device: Device) -> Kernel:
 
 def linear_cell(cell: LinearCell, device: Device) -> Prediction:
     """Returns the prediction of one product of a step."""
-    if cell.format == "bf16":
-        one = product(cell.rows, cell.columns, cell.depth, device)
-    else:
-        one = packed_product(cell, device)
+    one = product(cell.rows, cell.columns, cell.depth, device, cell.format)
     return Prediction(cell.name, cell.work().floor_us, (one,))
 
 

@@ -28,7 +28,7 @@ constexpr std::int64_t stream_blocks(const StreamTile& tile, const LinearProblem
 }
 
 // Is `one`, which follows `best` in a sorted table, the better tile? The least that holds all rows;
-// of more columns where its blocks are one for each multiprocessor at least.
+// of more columns where its blocks are one for nine of ten multiprocessors at least.
 constexpr bool better_tile(const StreamTile& best, const StreamTile& one,
                            const LinearProblem& problem, const DeviceLimits& limits) {
   if (best.row_tile == one.row_tile) return 10 * stream_blocks(one, problem) >= 9 * limits.num_sms;

@@ -50,8 +50,8 @@ struct HopperStreamTile {
   static_assert(kRows * kTilePitch * 4 <= kStages * kStageBytes);
 };
 
-// Of 16-bit weights. For two blocks of two groups there are no registers. A stage is one panel
-// where x makes it large.
+// A tile of 16-bit weights. For two blocks of two groups there are no registers. A stage is one
+// panel where x makes it large.
 template <int kRows, int kGroups>
 struct HopperLinearTile
     : HopperStreamTile<kRows, kGroups, kGroups == 1 ? 2 : 1, kRows <= 32 ? 128 : 64, 64 * 128> {
@@ -62,7 +62,7 @@ struct HopperLinearTile
                                                       64 << 10);
 };
 
-// Of packed weights: two tiles of 32 columns to a group. A stage is two panels, so that the two
+// A tile of packed weights: two of 32 columns to a group. A stage is two panels, so that the two
 // operands that its consumers use in turn are named in their text.
 template <WeightFormat kFormat, int kRows, int kGroups>
 struct HopperPackedTile : HopperStreamTile<kRows, kGroups, kGroups == 1 ? (kRows <= 32 ? 4 : 2) : 1,

@@ -32,7 +32,7 @@ struct CopiedTiles {
   const LinearParams& call;
   std::uint64_t policy;
 
-  // Of one 32 columns, from k on.
+  // What a stage has of one 32 columns, from k on.
   __device__ __forceinline__ unsigned strip_bytes(std::int32_t k) const {
     const std::int32_t left = (call.depth - k - 1) / PackedLayout::kDepth + 1;
     return static_cast<unsigned>((left < Tile::kPanels ? left : Tile::kPanels) *
@@ -82,7 +82,7 @@ struct PanelWeights {
     for (int i = 0; i < 2; ++i) {
       const int step = half * 2 + i;
       if (step % (kLayout.group / 16) == 0) {
-        // Of the 4 columns of a lane in the tile's order, 8 apart, two are the fragment's.
+        // A lane has 4 columns of the tile, 8 apart; two are the fragment's.
         const Factor* from = reinterpret_cast<const Factor*>(tile + kLayout.number_bytes()) +
                              step * 16 / kLayout.group * PackedLayout::kColumns + lane / 4 * 4 +
                              fragment * 2;
@@ -214,7 +214,7 @@ void launch_packed_tile(const LinearLaunch& launch, dim3 grid) {
               launch, linear_row_map(launch));
 }
 
-// Of tile `kAt` of kPackedTiles or one behind it.
+// The tile is `kAt` of kPackedTiles or one behind it.
 template <class T, WeightFormat kFormat, std::size_t kAt>
 void launch_packed_tiles(const LinearLaunch& launch, StreamTile tile, dim3 grid) {
   constexpr StreamTile kTile = kPackedTiles[kAt];

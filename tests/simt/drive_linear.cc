@@ -131,10 +131,11 @@ void choices() {
   const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},   {17, 32},   {33, 64},
                           {65, 96}, {84, 96}, {97, 128}, {128, 128}, {5000, 128}};
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
-  // More columns to a block where there is one for every multiprocessor.
-  const int widths[][4] = {{84, 6144, 4096, 64},    {84, 28672, 4096, 128}, {64, 128256, 4096, 128},
-                           {84, 4096, 14336, 64},   {32, 128256, 4096, 64}, {128, 16768, 4096, 64},
-                           {128, 16769, 4096, 128}, {400, 4160, 4096, 128}};
+  // More columns to a block where there is one for nine of ten multiprocessors.
+  const int widths[][4] = {
+      {84, 520, 4096, 64},     {84, 6144, 4096, 128},   {84, 28672, 4096, 128},
+      {64, 128256, 4096, 128}, {84, 4096, 14336, 128},  {32, 128256, 4096, 64},
+      {128, 15104, 1000, 64},  {128, 15105, 1000, 128}, {400, 4160, 4096, 128}};
   for (const auto& [rows, columns, depth, want] : widths) {
     const LinearProblem problem{rows, columns, depth, DType::kBF16, true, false};
     host::expect_equal("columns of a block", pick_linear(problem, hopper)->columns, want);
@@ -158,8 +159,8 @@ void choices() {
   const auto packed = [&](int rows, int columns, const DeviceLimits& limits) {
     return pick_packed({rows, columns, 4096, DType::kF16, true, false}, limits);
   };
-  const int chosen[][4] = {{1, 4096, 8, 64},     {9, 4096, 32, 64},   {33, 4096, 64, 64},
-                           {64, 28672, 64, 128}, {84, 6144, 96, 64},  {84, 28672, 96, 128},
+  const int chosen[][4] = {{1, 4096, 8, 64},     {9, 4096, 32, 64},   {33, 520, 64, 64},
+                           {64, 28672, 64, 128}, {84, 520, 96, 64},   {84, 28672, 96, 128},
                            {97, 64, 128, 128},   {5000, 64, 128, 128}};
   for (const auto& [rows, columns, row_tile, want] : chosen) {
     host::expect_equal("packed: tile of rows", packed(rows, columns, hopper)->row_tile, row_tile);
@@ -171,7 +172,7 @@ void choices() {
     }
   }
   // Slices: of the matrix alone, none of them empty, no chain across them.
-  const int shapes[][3] = {{6144, 4096, 1}, {4096, 4096, 2}, {28672, 4096, 1}, {4096, 14336, 2},
+  const int shapes[][3] = {{6144, 4096, 4}, {4096, 4096, 4}, {28672, 4096, 1}, {4096, 14336, 4},
                            {1024, 4096, 4}, {64, 65536, 8},  {64, 2047, 1},    {64, 2048, 2}};
   for (const auto& [columns, depth, slices] : shapes) {
     host::expect_equal("slices", stream_cut(columns, depth).slices, slices);

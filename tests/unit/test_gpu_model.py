@@ -21,8 +21,8 @@ from benchmarks.gpu import (
     model,
     model_attention,
     model_fusions,
+    model_linear,
     model_ops,
-    model_packed,
 )
 from benchmarks.gpu.cells import AttentionCell, StepCell
 from benchmarks.gpu.dealing import Step, Unit
@@ -226,14 +226,15 @@ def test_how_a_product_is_dealt() -> None:
     """Against the scratch that the package asks for, a row of every slice's sums, and against the
     table of the kernels."""
     for columns, depth in ((6144, 4096), (28672, 4096), (4096, 4096), (4096, 14336), (1024, 9000)):
-        slices = model_ops.linear_slices(columns, depth)
+        slices = model_linear.linear_slices(columns, depth)
         wanted = ops.linear_scratch_bytes(1, columns, depth, torch.bfloat16, backend="cuda-emu")
         groups = -(-depth // 4096)  # of one row on 8.0, where these are too few columns to walk all
         cut = groups if groups > 1 and columns < 120 * 32 else 1
         assert wanted == (0 if max(slices, cut) == 1 else max(slices, cut) * columns * 4)
     text = (ROOT / "cpp" / "backend" / "linear_instances.h").read_text()
     table = re.findall(r"bf16_r\w+\", DType::kBF16, (\d+), (\d+), \d+, \d+, (\d+)\}", text)
-    assert tuple(tuple(map(int, row)) for row in table) == model_ops.LINEAR_TILES
+    tiles = [(model_linear.Tile(*t, "bf16"), t) for t in model_linear.LINEAR_TILES]
+    assert [tuple(map(int, row)) for row in table] == [(*t, tile.stages) for tile, t in tiles]
 
 
 @pytest.mark.parametrize(
@@ -248,21 +249,19 @@ def test_what_84_rows_take_beside_one(name: str, most: float) -> None:
     assert (one.bound, many.bound) == ("HBM", "L2")
 
 
-@emulators.EMULATED
 @pytest.mark.parametrize("format", list(linear.PACKED_BITS))
 def test_how_a_packed_product_is_dealt(format: str) -> None:
-    """Against the package's tiles, scratch and bytes."""
-    text = (ROOT / "cuda" / "linear" / "linear_plan.h").read_text()
-    table = re.findall(r"\{(\d+), (\d+), (true|false)\}", text)
-    assert tuple((int(r), int(c), n == "true") for r, c, n in table) == model_packed.TILES
-    for rows, columns, depth in ((1, 64, 8192), (12, 40, 4128), (40, 64, 8192), (84, 6144, 4096)):
-        how = model_packed.deal(rows, columns, depth, format)
-        wanted = ops.linear_scratch_bytes(rows, columns, depth, torch.float16, backend="cuda-emu")
-        # The same call of floats on 9.0 may want more.
-        assert (0 if how.units == 1 else how.units * rows * columns * 4) <= wanted
-        assert how.trips * 64 * how.units * (4 if how.is_narrow else 1) >= depth
+    """Against the package's tiles and bytes, and the multiprocessors' memory."""
+    text = (ROOT / "cpp" / "backend" / "linear_pick.h").read_text()
+    table = text[text.index("kPackedTiles") :].partition(";")[0]
+    tiles = [(int(r), int(c)) for r, c in re.findall(r"\{(\d+), (\d+)\}", table)]
+    assert tuple(tiles) == model_linear.PACKED_TILES
+    for rows, columns in tiles:
+        tile = model_linear.Tile(rows, columns, format)
+        assert 3 <= tile.stages <= 12
+        assert tile.resident * (tile.stages * (tile.stage_bytes + 16) + 1024) <= 228 << 10
     weight = linear.random_packed(32, 256, format, torch.Generator().manual_seed(1))
-    assert weight.format == format and weight.nbytes == 4 * model_packed.FORMATS[format][1]
+    assert weight.format == format and weight.nbytes == 4 * model_linear.FORMATS[format][1]
 
 
 @pytest.mark.parametrize("name", list(linear.SHAPES))

@@ -91,7 +91,8 @@ MUTANTS = [
         "linear-46",
         "the barriers are told of weights alone",
         HOPPER,
-        "weights.bytes(k, block.first_column) + Tile::kRowBytes);",
+        "weights.bytes(k, block.first_column) + static_cast<unsigned>(block.rows) * "
+        "(Tile::kPanels * 128));",
         "weights.bytes(k, block.first_column));",
     ),
     Mutant(
@@ -156,5 +157,20 @@ MUTANTS = [
         PICK,
         "if (problem.depth % 8 != 0 ||",
         "if (problem.rows > 96 || problem.depth % 8 != 0 ||",
+    ),
+    Mutant(
+        "linear-57",
+        "rows of the ring that no copy fills stay as they are",
+        HOPPER,
+        "i < kVectors; i += Tile::kConsumers) {\n      lines[i]",
+        "i < 0; i += Tile::kConsumers) {\n      lines[i]",
+    ),
+    Mutant(
+        "linear-58",
+        "every block has the rows of a whole tile",
+        HOPPER,
+        "return (launch.call.rows - 1) / launch.row_tiles + 1;",
+        "return launch.call.rows > 64 ? launch.call.rows : 64;",
+        tests="emu and (bfloat16 or not float16) and values",
     ),
 ]
