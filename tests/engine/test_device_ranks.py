@@ -35,6 +35,9 @@ from emulators import EMULATED
 from gguf_files import write_gguf
 from specdec_ext import LLM, ops
 from specdec_ext.errors import UnsupportedModelError
+from specdec_ext.models.device_blocks import StackedWeight
+from specdec_ext.models.device_products import Products
+from specdec_ext.models.place import CPU
 from specdec_ext.parallel.team import Team
 from specdec_ext.workflow.convert import ConvertOptions, convert
 from tensor_parallel import started_team
@@ -330,6 +333,25 @@ def test_products_are_cut_as_the_whole_ones_are(
         texts_of(llm, dataclasses.replace(GREEDY, max_tokens=2), [[1, 2]])
     # Rank 0's of q, k and v; o and down; gate and up; the head.
     assert seen == {(320, 480), (160, 288), (192, 320), (160, 300)}
+
+
+@pytest.mark.parametrize(("cut_columns", "wanted"), [(0, 96), (480, 480)])
+def test_parts_of_a_packed_weight_are_cut_as_the_whole_is(
+    cut_columns: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else q, k and v in several formats would have other bits on ranks than on one device."""
+    seen: list[tuple[int, int]] = []
+
+    def spy(x: torch.Tensor, weight: Any, *, cut_columns: int, **_: Any) -> None:
+        seen.append((weight.shape[0], cut_columns))
+
+    monkeypatch.setattr("specdec_ext.models.device_products.ops.linear", spy)
+    blocks = torch.zeros(64, 2 * 18, dtype=torch.uint8)
+    parts = tuple(ops.pack_weight(blocks[:rows], "q4_0") for rows in (64, 32))
+    products = Products((), CPU, dtype=torch.bfloat16, max_rows=4, exact=True)
+    x, out = torch.zeros(1, 64, dtype=torch.bfloat16), torch.zeros(1, 96, dtype=torch.bfloat16)
+    products(x, StackedWeight(parts), None, out, cut_columns)
+    assert seen == [(64, wanted), (32, wanted)]
 
 
 def test_the_model_says_what_it_is(team: Team, models: Folders) -> None:

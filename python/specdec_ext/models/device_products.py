@@ -70,9 +70,11 @@ class Products:
         """
         if isinstance(weight, StackedWeight):
             first = 0
+            # Its parts are cut as the whole is, or a rank that has some of their rows could not be.
+            cut_columns = cut_columns or weight.shape[0]
             for part in weight.parts:
                 own = slice(first, first + part.shape[0])
-                self(x, part, None if bias is None else bias[own], out[:, own])
+                self(x, part, None if bias is None else bias[own], out[:, own], cut_columns)
                 first = own.stop
             return out
         if self._exact or isinstance(weight, ops.PackedWeight):
@@ -82,7 +84,7 @@ class Products:
                 out=out,
                 bias=bias,
                 constant_weight=True,
-                cut_columns=0 if isinstance(weight, ops.PackedWeight) else cut_columns,
+                cut_columns=cut_columns,
                 backend=self._backend,
                 workspace=self._scratch,
             )
