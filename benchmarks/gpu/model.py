@@ -118,19 +118,22 @@ def measured_us(data: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def newest() -> Path:
-    """Returns the newest result file of an H200 in the tree: what is predicted is one.
-
-    Raises   FileNotFoundError if there is none.
-    """
-    found = []
-    for path in common.RESULTS.glob("h200-*.json"):
+def newest(folder: Path = common.RESULTS) -> dict[str, tuple[float, str]]:
+    """Returns by cell the microseconds and the name of the newest result file of an H200 that has
+    it: an H200 is what is predicted."""
+    found: dict[str, tuple[str, float, str]] = {}
+    for path in folder.glob("h200-*.json"):
         data = json.loads(path.read_text())
-        if data.get("benchmark") == "gpu":
-            found.append((data["environment"]["date"], path))
-    if not found:
-        raise FileNotFoundError(f"{common.RESULTS.name} holds no result file of an H200")
-    return max(found)[1]
+        if data.get("benchmark") != "gpu":
+            continue
+        times = {
+            name: cell.get("measured", "")
+            for stage in data["stages"].values()
+            for name, cell in stage["cells"].items()
+        }
+        for name, us in measured_us(data).items():
+            found[name] = max(found.get(name, ("", 0.0, "")), (times[name], us, path.name))
+    return {name: (us, file) for name, (_, us, file) in found.items()}
 
 
 def table(predictions: Sequence[Prediction], measured: Mapping[str, float] | None = None) -> str:
@@ -179,10 +182,12 @@ def page(text: str) -> str:
 
 
 def beside_measured() -> str:
-    """Returns the table of the targets beside the newest result file, which it names."""
-    path = newest()
-    measured = measured_us(json.loads(path.read_text()))
-    return f"Measured: `benchmarks/results/{path.name}`\n\n{table(predict(), measured)}"
+    """Returns the table of the targets beside what was measured last, and in which files."""
+    predictions, found = predict(), newest()
+    here = {p.cell: found[p.cell] for p in predictions if p.cell in found}
+    files = ", ".join(f"`{name}`" for name in sorted({file for _, file in here.values()}))
+    measured = {cell: us for cell, (us, _) in here.items()}
+    return f"Measured, each cell where it is newest: {files}\n\n{table(predictions, measured)}"
 
 
 def _between(text: str, begin: str, end: str, inserted: str) -> str:

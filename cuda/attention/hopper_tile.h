@@ -59,7 +59,7 @@ struct HopperTile {
   static constexpr int kFoldBytes = kFoldInRegisters ? 16 : kRowTile * kDim * 4;
   static constexpr int kRowBytes = 16;
 
-  // Of two warpgroups each has what it needs, and nothing is handed over. Few columns leave
+  // Each of two warpgroups has what it needs, and nothing is handed over. Few columns leave
   // registers over, and a producer of 24 would spill there.
   static constexpr bool kHandsOver = kConsumers + kLoaders > 2;
   static constexpr int kConsumerRegisters = kConsumers == 3             ? 160

@@ -83,7 +83,7 @@ class EngineBuilder:
         """Load the models, then everything that is sized by them."""
         options = self._options
         self.place = resolve_device(options.device)
-        # Of a model that runs ahead: whose plans the host makes is known when it is loaded.
+        # For a model that runs ahead; whether the host makes its plans is known when it is loaded.
         depth = 1 if self.place.on_cuda else 0
         self._scheduler = options.scheduler_config.with_depth(depth)
         options = dataclasses.replace(options, scheduler_config=self._scheduler)

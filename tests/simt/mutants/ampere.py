@@ -342,8 +342,8 @@ MUTANTS = [
         "widen-3",
         "subnormal numbers lost",
         ELEMENTS,
-        "((bytes13 & 0x7f007f00u) >> 1);",
-        "((bytes13 & 0x78007800u) >> 1);",
+        "bytes13 >> 1 & 0x3f803f80u);",
+        "bytes13 >> 1 & 0x3c003c00u);",
     ),
     Mutant(
         "widen-4",

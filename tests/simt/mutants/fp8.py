@@ -169,8 +169,8 @@ MUTANTS = [
         "fp8-23",
         "the second instruction of V P reads the first's keys",
         PRODUCTS,
-        "gpu::wgmma_descriptor(v + step * 32, gpu::Swizzle::b64, 0, 8 * kBlockKeys)",
-        "gpu::wgmma_descriptor(v, gpu::Swizzle::b64, 0, 8 * kBlockKeys)",
+        "gpu::wgmma_behind(values, step * 32)",
+        "gpu::wgmma_behind(values, 0)",
     ),
     Mutant(
         "fp8-24",
@@ -193,8 +193,8 @@ MUTANTS = [
         "fp8-26",
         "only two warps have to hand a transposed tile over",
         MAIN,
-        "init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps : 1, kConsumerWarps);",
-        "init_ring(shared.v_ready, kTurningWarps - 1, kConsumerWarps);",
+        "init_ring(shared.v_ready, Shared::kRawValues ? kTurningWarps<Tile> : 1, kConsumerWarps);",
+        "init_ring(shared.v_ready, kTurningWarps<Tile> - 1, kConsumerWarps);",
     ),
     Mutant(
         "fp8-27",

@@ -157,7 +157,7 @@ LIMITS = [
     ),
 ]
 
-DEC = "gpu::setmaxnreg_dec<Tile::kProducerRegisters>();"
+DEC = "if constexpr (Tile::kHandsOver) gpu::setmaxnreg_dec<Tile::kProducerRegisters>();"
 INC = "gpu::setmaxnreg_inc<Tile::kConsumerRegisters>();"
 REGISTERS = [
     Mutant(
@@ -172,7 +172,7 @@ REGISTERS = [
         "the producer keeps 8 that consumers take",
         MAIN,
         DEC,
-        "gpu::setmaxnreg_dec<Tile::kProducerRegisters + 8>();",
+        DEC.replace("Registers>", "Registers + 8>"),
     ),
     Mutant(
         "hopper-48",
@@ -185,8 +185,8 @@ REGISTERS = [
         "hopper-49",
         "one warp of the producer gives",
         MAIN,
-        "if constexpr (Tile::kConsumers > 1) " + DEC,
-        "if (threadIdx.x < 32) " + DEC,
+        DEC,
+        DEC.replace("if constexpr (", "if (threadIdx.x < 32 && "),
     ),
     Mutant(
         "hopper-50",
@@ -208,7 +208,7 @@ REGISTERS = [
         "a number that is no multiple of 8",
         MAIN,
         DEC,
-        "gpu::setmaxnreg_dec<Tile::kProducerRegisters + 4>();",
+        DEC.replace("Registers>", "Registers + 4>"),
     ),
 ]
 
