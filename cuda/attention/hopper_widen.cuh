@@ -11,7 +11,8 @@
 namespace specdec::attention::hopper {
 
 // Two e4m3 numbers as a pair of T, exactly: by way of float16, which takes a third of the integer
-// instructions that moving bits takes (elements.cuh). A NaN stays one.
+// instructions that moving bits takes (elements.cuh). A NaN stays one, and the rows that it reaches
+// are flagged with their output.
 template <class T>
 __device__ __forceinline__ std::uint32_t convert_e4m3(std::uint32_t two) {
   const __half2 halves{
@@ -24,32 +25,10 @@ __device__ __forceinline__ std::uint32_t convert_e4m3(std::uint32_t two) {
   }
 }
 
-// Meets numbers in pairs; afterwards knows whether there was a NaN.
-template <class T>
-class NanSearch {
-  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-
- public:
-  __device__ __forceinline__ NanSearch() : bits_(0) {}
-  __device__ __forceinline__ void meet(std::uint32_t pair) {
-    const std::uint32_t zero = 0;
-    const Pair sum = __hfma2(as_pair(pair), as_pair(zero), as_pair(bits_));
-    bits_ = *reinterpret_cast<const std::uint32_t*>(&sum);
-  }
-  __device__ __forceinline__ bool found() const { return (bits_ & 0x7fff7fffu) != 0; }
-
- private:
-  static __device__ __forceinline__ Pair as_pair(const std::uint32_t& bits) {
-    return *reinterpret_cast<const Pair*>(&bits);
-  }
-  std::uint32_t bits_;
-};
-
 // One tile, shared out among the threads of the widening warps.
 template <class T, class Tile>
 __device__ __forceinline__ void widen_tile(const unsigned char* raw, unsigned char* tile,
-                                           const UnitKeys& keys, std::int32_t block,
-                                           NanSearch<T>& nan) {
+                                           const UnitKeys& keys, std::int32_t block) {
   constexpr unsigned kRowVectors = Tile::kDim / 16;  // 16 numbers each: 16 bytes in, 32 out
   constexpr unsigned kVectors = kBlockKeys * kRowVectors, kThreads = 32 * kTurningWarps<Tile>;
   // Vectors of a thread that are read before the first is widened: shared memory's latency is that
@@ -78,8 +57,6 @@ __device__ __forceinline__ void widen_tile(const unsigned char* raw, unsigned ch
       for (int w = 0; w < 4; ++w) {
         out[2 * w] = convert_e4m3<T>(words[w] & 0xffffu);
         out[2 * w + 1] = convert_e4m3<T>(words[w] >> 16);
-        nan.meet(out[2 * w]);
-        nan.meet(out[2 * w + 1]);
       }
       uint4* line =
           reinterpret_cast<uint4*>(tile + column / Tile::kBoxColumns * Tile::kBoxBytes) + row * 8;
@@ -100,16 +77,14 @@ __device__ __forceinline__ void widen_tiles(const AttentionLaunch& launch,
   Cursor<Tile::kStages> to;
   for (std::int32_t u = work.block_begin[blockIdx.x]; u < work.block_begin[blockIdx.x + 1]; ++u) {
     const Unit unit = work.units[u];
-    const Job job = work.jobs[unit.job];
-    const UnitKeys keys(job, unit);
-    NanSearch<T> nan;
+    const UnitKeys keys(work.jobs[unit.job], unit);
     for (std::int32_t block = keys.first_block(); block < keys.end_block(); ++block) {
       const auto widen = [&](const unsigned char* raw, std::uint64_t* raw_full,
                              std::uint64_t* raw_empty, unsigned char* tile, std::uint64_t* full,
                              std::uint64_t* empty) {
         gpu::mbarrier_wait(raw_full, from.round);
         gpu::mbarrier_wait(empty, to.round ^ 1);
-        widen_tile<T, Tile>(raw, tile, keys, block, nan);
+        widen_tile<T, Tile>(raw, tile, keys, block);
         gpu::fence_proxy_async();
         __syncwarp();
         if (lane == 0) {
@@ -125,9 +100,6 @@ __device__ __forceinline__ void widen_tiles(const AttentionLaunch& launch,
             &shared.v_ready.empty[to.stage]);
       from.advance();
       to.advance();
-    }
-    if (nan.found()) {
-      atomicOr(work.request_flags + job.request, static_cast<std::uint32_t>(kStatusNaN));
     }
   }
 }

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 from cuda_bounds import check
-from cuda_calls import BAD_LENGTH, BAD_PAGE, NAN, Target, attend, attend_with_status, checked
+from cuda_calls import (
+    BAD_LENGTH,
+    BAD_PAGE,
+    NAN,
+    Target,
+    attend,
+    attend_with_status,
+    checked,
+)
 from cuda_instances import each_kernel, instance_problem
 from kernel_calls import assert_same_bits
 from reference_attention import Problem
@@ -97,3 +105,17 @@ def test_bad_data_before_a_window(target: Target, row: Any) -> None:
             page_size=page_size,
         )
         check(target, problem, instance=row.name, exact=exact, max_depth=1)
+
+
+@each_kernel
+@checked
+def test_bad_data_in_any_number_of_a_key(target: Target, row: Any) -> None:
+    """One number, in K and in V: of e4m3 every one of the 16 that are widened together."""
+    narrow = row.kv_dtype == torch.float8_e4m3fn
+    for name in ("k_pages", "v_pages"):
+        for column in (*range(16 if narrow else 2), row.head_dim - 1):
+            bad = instance_problem(row, 14, kv_len=[40, 30], rows=[2, 1])
+            pages = getattr(bad, name).view(torch.uint8 if narrow else torch.int16)
+            pages[int(bad.page_table[0, 1]), :, 3, column] = 0x7F if narrow else 0x7FFF
+            status = attend_with_status(target, bad, instance=row.name)[1]
+            assert status == [NAN, 0], (name, column, status)

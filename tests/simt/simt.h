@@ -342,18 +342,6 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned select) {
   }
   return result;
 }
-// The headers have these for devices alone. A product of 16-bit numbers and the sum with a third
-// are exact in double, but for exponents that lie further apart than any kernel's.
-inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
-  const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);
-  return __halves2half2(__double2half(double{x.x} * y.x + z.x),
-                        __double2half(double{x.y} * y.y + z.y));
-}
-inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
-  const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
-  return __halves2bfloat162(__double2bfloat16(double{x.x} * y.x + z.x),
-                            __double2bfloat16(double{x.y} * y.y + z.y));
-}
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __popcll(unsigned long long x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(unsigned(x)); }

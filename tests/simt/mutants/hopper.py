@@ -417,27 +417,13 @@ MUTANTS = [
     ),
     Mutant(
         "wide-7",
-        "NaN of every other pair not noticed",
-        WIDEN,
-        "nan.meet(out[2 * w + 1]);",
-        "",
-    ),
-    Mutant(
-        "wide-8",
-        "NaN of the second of two numbers not noticed",
-        WIDEN,
-        "(bits_ & 0x7fff7fffu) != 0",
-        "(bits_ & 0x00007fffu) != 0",
-    ),
-    Mutant(
-        "wide-9",
         "numbers 2 and 3 of four are 1 and 2",
         WIDEN,
         "convert_e4m3<T>(words[w] >> 16);",
         "convert_e4m3<T>(words[w] >> 8 & 0xffffu);",
     ),
     Mutant(
-        "wide-10",
+        "wide-8",
         "the second loading warpgroup has no tile to widen",
         MAIN,
         "    turn_tiles<T>(launch, shared);\n  } else {",
