@@ -19,9 +19,10 @@ def on_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, too, steps are enqueued on a stream where overlap_depth is a number: the row of
     operations that a device runs, one after another over the CPU's buffers."""
 
-    monkeypatch.setattr(
-        build.EngineBuilder, "_on_stream", property(lambda b: b._scheduler.overlap_depth != "auto")
-    )
+    def asked(builder: Any) -> bool:
+        return builder._options.scheduler_config.overlap_depth != "auto"
+
+    monkeypatch.setattr(build.EngineBuilder, "_on_stream", property(asked))
     # In the calling thread, where a recorder of torch's operations sees them.
     monkeypatch.setattr(Worker, "run", lambda self, call: call())
 

@@ -58,7 +58,7 @@ def test_a_block_hands_out_what_it_owns() -> None:
     for take, give in ((240, 32), (224, 64), (232, 48)):
         (fault,) = faults_of(take, give, entry=168, threads=384)
         assert "_Z4ringv (sm_90a) hangs" in fault
-        assert f"[{give}, {take}]" in fault
+        assert f"[{give}, {take}, {take}]" in fault
         assert "owns 64512" in fault
     (fault,) = faults_of(take=168, give=32, entry=128, threads=512)
     assert "ask for 68608 registers" in fault
