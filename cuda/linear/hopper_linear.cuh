@@ -129,16 +129,14 @@ __device__ __forceinline__ void load_rows(const HopperLinearBlock<Tile>& block,
   }
 }
 
-// A consumer warpgroup: its columns' sums of the block's slice. Element c of fragment j is column
-// 16 warp + lane / 4 + 8 (c / 2) of the block and row 8 j + 2 (lane % 4) + c % 2.
-template <class T, class Tile>
-__device__ __forceinline__ void sum_slice(const HopperLinearBlock<Tile>& block,
-                                          HopperLinearShared<Tile>& shared,
-                                          float (&total)[Tile::kRows / 2]) {
+// A consumer warpgroup walks the block's slice, chain after chain. multiply(stage, first, sums,
+// release) adds a stage of the ring, `first` of its chain or not, to sums, and calls release() when
+// no product of the stage before is unfinished.
+template <class Tile, class Multiply>
+__device__ __forceinline__ void sum_chains(const HopperLinearBlock<Tile>& block,
+                                           HopperLinearShared<Tile>& shared,
+                                           float (&total)[Tile::kRows / 2], Multiply&& multiply) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  // The same for all lanes, which the compiler cannot know of a thread's number.
-  const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
-  const int group_lines = group * Tile::kGroupColumns * 128;
   float sums[Tile::kRows / 2];
 #pragma unroll
   for (int j = 0; j < Tile::kRows / 2; ++j) total[j] = 0.0f;
@@ -155,22 +153,7 @@ __device__ __forceinline__ void sum_slice(const HopperLinearBlock<Tile>& block,
     gpu::wgmma_hold(sums);
     for (std::int32_t i = 0; i < count; ++i) {
       gpu::mbarrier_wait(&shared.full[stage], round);
-      gpu::wgmma_fence();
-      const std::uint64_t weights =
-          gpu::wgmma_descriptor(shared.weights[stage] + group_lines, gpu::Swizzle::b128, 0, 1024);
-      const std::uint64_t rows =
-          gpu::wgmma_descriptor(shared.rows[stage], gpu::Swizzle::b128, 0, 1024);
-#pragma unroll
-      for (int step = 0; step < Tile::kDepth / 16; ++step) {
-        const int panel = step / 4, at = step % 4 * 32;
-        gpu::wgmma_m64k16<T, Tile::kRows>(
-            sums, gpu::wgmma_behind(weights, panel * Tile::kWeightPanelBytes + at),
-            gpu::wgmma_behind(rows, panel * Tile::kRowPanelBytes + at), step > 0 || i > 0);
-      }
-      gpu::wgmma_commit();
-      // While these run, the stage before is handed back.
-      gpu::wgmma_wait<1>();
-      if (i > 0) release();
+      multiply(stage, first + i, i == 0, sums, release);
       if (++stage == Tile::kStages) stage = 0, round ^= 1;
     }
     gpu::wgmma_wait<0>();
@@ -179,6 +162,37 @@ __device__ __forceinline__ void sum_slice(const HopperLinearBlock<Tile>& block,
 #pragma unroll
     for (int j = 0; j < Tile::kRows / 2; ++j) total[j] += sums[j];
   }
+}
+
+// A consumer warpgroup: its columns' sums of the block's slice. Element c of fragment j is column
+// 16 warp + lane / 4 + 8 (c / 2) of the block and row 8 j + 2 (lane % 4) + c % 2.
+template <class T, class Tile>
+__device__ __forceinline__ void sum_slice(const HopperLinearBlock<Tile>& block,
+                                          HopperLinearShared<Tile>& shared,
+                                          float (&total)[Tile::kRows / 2]) {
+  // The same for all lanes, which the compiler cannot know of a thread's number.
+  const int group = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
+  const int group_lines = group * Tile::kGroupColumns * 128;
+  const auto multiply = [&](int stage, std::int32_t, bool begins, float (&sums)[Tile::kRows / 2],
+                            const auto& release) {
+    gpu::wgmma_fence();
+    const std::uint64_t weights =
+        gpu::wgmma_descriptor(shared.weights[stage] + group_lines, gpu::Swizzle::b128, 0, 1024);
+    const std::uint64_t rows =
+        gpu::wgmma_descriptor(shared.rows[stage], gpu::Swizzle::b128, 0, 1024);
+#pragma unroll
+    for (int step = 0; step < Tile::kDepth / 16; ++step) {
+      const int panel = step / 4, at = step % 4 * 32;
+      gpu::wgmma_m64k16<T, Tile::kRows>(
+          sums, gpu::wgmma_behind(weights, panel * Tile::kWeightPanelBytes + at),
+          gpu::wgmma_behind(rows, panel * Tile::kRowPanelBytes + at), step > 0 || !begins);
+    }
+    gpu::wgmma_commit();
+    // While these run, the stage before is handed back.
+    gpu::wgmma_wait<1>();
+    if (!begins) release();
+  };
+  sum_chains(block, shared, total, multiply);
 }
 
 // The consumer warpgroups: their sums to where they belong, by way of shared memory.
@@ -223,24 +237,17 @@ __device__ __forceinline__ void begin_ring(HopperLinearShared<Tile>& shared,
   __syncthreads();
 }
 
-template <class T, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    hopper_linear_kernel(const __grid_constant__ LinearLaunch launch,
-                         const __grid_constant__ gpu::TensorMap weight_map,
-                         const __grid_constant__ gpu::TensorMap row_map) {
-  HopperLinearShared<Tile>& shared = *gpu::dynamic_shared<HopperLinearShared<Tile>>();
-  const HopperLinearBlock<Tile> block(launch);
-  if (threadIdx.x == 0) gpu::prefetch_tensor_map(weight_map);
+// What the warps of a block do; sum(total) makes a consumer warpgroup's sums.
+template <class T, class Tile, class Weights, class Sum>
+__device__ __forceinline__ void run_block(const LinearLaunch& launch,
+                                          const HopperLinearBlock<Tile>& block,
+                                          const Weights& weights, const gpu::TensorMap& row_map,
+                                          HopperLinearShared<Tile>& shared, Sum&& sum) {
   begin_ring(shared, row_map);
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
   if (warp == Tile::kConsumerWarps) {
     gpu::launch_dependents();
-    if (gpu::elect_one()) {
-      // With one row tile nobody reads a weight again.
-      const CopiedWeights<Tile> weights{
-          weight_map, launch.row_tiles == 1 ? gpu::l2_evict_first() : gpu::l2_evict_normal()};
-      load_weights(launch, block, weights, shared);
-    }
+    if (gpu::elect_one()) load_weights(launch, block, weights, shared);
   } else if (warp > Tile::kConsumerWarps) {
     gpu::launch_dependents();
     if (gpu::elect_one()) load_rows(block, row_map, shared);
@@ -249,9 +256,27 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     gpu::grid_dependency_wait();
     gpu::launch_dependents();
     float total[Tile::kRows / 2];
-    sum_slice<T>(block, shared, total);
+    sum(total);
     store_slice<T>(launch, block, shared, total);
   }
+}
+
+// With one row tile nobody reads a weight again.
+__device__ __forceinline__ std::uint64_t weight_policy(const LinearLaunch& launch) {
+  return launch.row_tiles == 1 ? gpu::l2_evict_first() : gpu::l2_evict_normal();
+}
+
+template <class T, class Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    hopper_linear_kernel(const __grid_constant__ LinearLaunch launch,
+                         const __grid_constant__ gpu::TensorMap weight_map,
+                         const __grid_constant__ gpu::TensorMap row_map) {
+  HopperLinearShared<Tile>& shared = *gpu::dynamic_shared<HopperLinearShared<Tile>>();
+  const HopperLinearBlock<Tile> block(launch);
+  if (threadIdx.x == 0) gpu::prefetch_tensor_map(weight_map);
+  const CopiedWeights<Tile> weights{weight_map, weight_policy(launch)};
+  run_block<T>(launch, block, weights, row_map, shared,
+               [&](float (&total)[Tile::kRows / 2]) { sum_slice<T>(block, shared, total); });
 }
 
 // A matrix [rows, depth] of 16-bit elements, in boxes of 64 k by `box_rows`.

@@ -115,66 +115,45 @@ __device__ __forceinline__ void sum_packed_slice(const LinearLaunch& launch,
       block.first_column + strip * PackedLayout::kColumns < launch.call.columns
           ? (launch.call.depth - block.first_k - 1) / PackedLayout::kDepth + 1
           : 0;
-  float sums[Tile::kRows / 2];
   PanelWeights<T, kFormat> weights;
   std::uint32_t a[2][2][4];  // of the two halves of a panel
+  const auto multiply = [&](int stage, std::int32_t index, bool begins,
+                            float (&sums)[Tile::kRows / 2], const auto& release) {
 #pragma unroll
-  for (int j = 0; j < Tile::kRows / 2; ++j) total[j] = 0.0f;
-  int stage = 0, oldest = 0;  // oldest: that is not released
-  std::uint32_t round = 0;
-  const auto release = [&] {
-    __syncwarp();
-    if (lane == 0) gpu::mbarrier_arrive(&shared.free[oldest]);
-    if (++oldest == Tile::kStages) oldest = 0;
-  };
-  for (std::int32_t first = 0; first < block.stages; first += Tile::kChain) {
-    const std::int32_t left = block.stages - first;
-    const std::int32_t count = left < Tile::kChain ? left : Tile::kChain;
-    gpu::wgmma_hold(sums);
-    for (std::int32_t i = 0; i < count; ++i) {
-      gpu::mbarrier_wait(&shared.full[stage], round);
-      const std::uint64_t rows =
-          gpu::wgmma_descriptor(shared.rows[stage], gpu::Swizzle::b128, 0, 1024);
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      const bool exists = index * Tile::kPanels + panel < tiles;
+      const unsigned char* tile =
+          shared.weights[stage] + (strip * Tile::kPanels + panel) * kTileBytes;
+      const std::uint64_t rows = gpu::wgmma_descriptor(
+          shared.rows[stage] + panel * Tile::kRowPanelBytes, gpu::Swizzle::b128, 0, 1024);
 #pragma unroll
-      for (int panel = 0; panel < Tile::kPanels; ++panel) {
-        const bool exists = (first + i) * Tile::kPanels + panel < tiles;
-        const unsigned char* tile =
-            shared.weights[stage] + (strip * Tile::kPanels + panel) * kTileBytes;
+      for (int half = 0; half < 2; ++half) {
+        // Without a branch ptxas takes this for a part of what is in flight, and serialises.
+        if (exists) {
+          weights.widen(tile, fragment, lane, half, a[half]);
+        } else {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          // Without a branch ptxas takes this for a part of what is in flight, and serialises.
-          if (exists) {
-            weights.widen(tile, fragment, lane, half, a[half]);
-          } else {
-#pragma unroll
-            for (int r = 0; r < 8; ++r) a[half][r / 4][r % 4] = 0;
-          }
-#pragma unroll
-          for (int step = 0; step < 2; ++step) gpu::wgmma_hold(a[half][step]);
-          gpu::wgmma_fence();
-#pragma unroll
-          for (int step = 0; step < 2; ++step) {
-            gpu::wgmma_rs_m64k16<T, Tile::kRows>(
-                sums, a[half][step],
-                gpu::wgmma_behind(rows, panel * Tile::kRowPanelBytes + (half * 2 + step) * 32),
-                panel > 0 || half > 0 || step > 0 || i > 0);
-          }
-          gpu::wgmma_commit();
-          // While these run, the other half's registers are free to be widened into.
-          gpu::wgmma_wait<1>();
-#pragma unroll
-          for (int step = 0; step < 2; ++step) gpu::wgmma_hold(a[1 - half][step]);
-          if (panel == 0 && half == 0 && i > 0) release();
+          for (int r = 0; r < 8; ++r) a[half][r / 4][r % 4] = 0;
         }
-      }
-      if (++stage == Tile::kStages) stage = 0, round ^= 1;
-    }
-    gpu::wgmma_wait<0>();
-    gpu::wgmma_hold(sums);
-    release();
 #pragma unroll
-    for (int j = 0; j < Tile::kRows / 2; ++j) total[j] += sums[j];
-  }
+        for (int step = 0; step < 2; ++step) gpu::wgmma_hold(a[half][step]);
+        gpu::wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          gpu::wgmma_rs_m64k16<T, Tile::kRows>(sums, a[half][step],
+                                               gpu::wgmma_behind(rows, (half * 2 + step) * 32),
+                                               panel > 0 || half > 0 || step > 0 || !begins);
+        }
+        gpu::wgmma_commit();
+        // While these run, the other half's registers are free to be widened into.
+        gpu::wgmma_wait<1>();
+#pragma unroll
+        for (int step = 0; step < 2; ++step) gpu::wgmma_hold(a[1 - half][step]);
+        if (panel == 0 && half == 0 && !begins) release();
+      }
+    }
+  };
+  sum_chains(block, shared, total, multiply);
 }
 
 template <class T, WeightFormat kFormat, class Tile>
@@ -183,27 +162,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                          const __grid_constant__ gpu::TensorMap row_map) {
   HopperLinearShared<Tile>& shared = *gpu::dynamic_shared<HopperLinearShared<Tile>>();
   const HopperLinearBlock<Tile> block(launch);
-  begin_ring(shared, row_map);
-  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
-  if (warp == Tile::kConsumerWarps) {
-    gpu::launch_dependents();
-    if (gpu::elect_one()) {
-      // With one row tile nobody reads a weight again.
-      const CopiedTiles<kFormat, Tile> weights{
-          launch.call, launch.row_tiles == 1 ? gpu::l2_evict_first() : gpu::l2_evict_normal()};
-      load_weights(launch, block, weights, shared);
-    }
-  } else if (warp > Tile::kConsumerWarps) {
-    gpu::launch_dependents();
-    if (gpu::elect_one()) load_rows(block, row_map, shared);
-  } else {
-    clear_rows(block, shared);
-    gpu::grid_dependency_wait();
-    gpu::launch_dependents();
-    float total[Tile::kRows / 2];
+  const CopiedTiles<kFormat, Tile> weights{launch.call, weight_policy(launch)};
+  run_block<T>(launch, block, weights, row_map, shared, [&](float (&total)[Tile::kRows / 2]) {
     sum_packed_slice<T, kFormat>(launch, block, shared, total);
-    store_slice<T>(launch, block, shared, total);
-  }
+  });
 }
 
 template <class T, WeightFormat kFormat, class Tile>

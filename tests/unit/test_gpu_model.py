@@ -312,6 +312,19 @@ def test_a_result_file_stands_beside_the_predictions(
     assert "it holds no times" in capsys.readouterr().err
 
 
+def test_of_each_cell_the_newest_measurement_counts(tmp_path: Path) -> None:
+    def write(name: str, benchmark: str, **cells: tuple[str, float]) -> None:
+        found = {cell: {"measured": at, "us": us} for cell, (at, us) in cells.items()}
+        data = {"benchmark": benchmark, "stages": {"bench-kernel": {"cells": found}}}
+        (tmp_path / name).write_text(json.dumps(data))
+
+    write("h200-1.json", "gpu", a=("2026-11-26T10", 1.0), b=("2026-11-26T12", 2.0))
+    write("h200-2.json", "gpu", a=("2026-11-26T11", 3.0), b=("2026-11-26T11", 4.0))
+    write("h200-3.json", "other", a=("2026-11-26T13", 5.0))
+    write("h100-4.json", "gpu", a=("2026-11-26T13", 6.0))
+    assert model.newest(tmp_path) == {"a": (3.0, "h200-2.json"), "b": (2.0, "h200-1.json")}
+
+
 def test_far_is_a_quarter_of_the_measurement() -> None:
     def of(us: float) -> list[str]:
         return model.far([Prediction("c", 1.0, (Kernel("k", {}, us),))], {"c": 100.0})

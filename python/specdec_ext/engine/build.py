@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +264,7 @@ class EngineBuilder:
         served = ServedCost(
             self.model,
             lambda cost: executor.set_step_cost(*cost.columns),
-            recorded=self._pass_timer() is not None,
+            recorded=self._pass_timer is not None,
         )
 
         def begin() -> ServedCost | None:
@@ -285,9 +286,10 @@ class EngineBuilder:
             self._pages,
             max_rows=rows,
             time_limit_s=time_limit_s,
-            recorded=self._pass_timer(),
+            recorded=self._pass_timer,
         )
 
+    @functools.cached_property
     def _pass_timer(self) -> Callable[[Any], float] | None:
         """What times a pass where steps are recorded as graphs; None: the host launches them."""
         if not self.place.on_cuda:

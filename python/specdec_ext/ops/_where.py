@@ -8,14 +8,16 @@ from specdec_ext import _core
 from specdec_ext._core import DeviceLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor
 
 MASK_WORDS, MAX_STEP_TOKENS = _core.MASK_WORDS, _core.MAX_STEP_TOKENS
 
 _plugins: dict[str, str] = {}  # by name, the files of backends that were opened here
-_workspaces: dict[tuple[str, torch.device, int], Tensor] = {}
-_outgrown: list[Tensor] = []
+_workspaces: dict[tuple[str, torch.device, int], GrowingMemory] = {}
+_outgrown_flags: list[Tensor] = []  # graphs may read them
 _flags: dict[tuple[torch.device, int], Tensor] = {}
 
 
@@ -72,6 +74,8 @@ def constant_flags(tensor: Tensor, value: int, count: int) -> Tensor:
     key = (tensor.device, value)
     flags = _flags.get(key)
     if flags is None or flags.numel() < count:
+        if flags is not None:
+            _outgrown_flags.append(flags)
         flags = torch.full((max(count, 512),), value, dtype=torch.uint8, device=tensor.device)
         _flags[key] = flags
     return flags[:count]
@@ -88,28 +92,49 @@ def widened(tensor: Any, columns: int) -> Any:
     return wide
 
 
-def workspace_for(backend: str, tensor: Tensor, num_bytes: int) -> Tensor:
-    """Scratch of this device and stream, kept and only ever grown. What it has outgrown is kept,
-    too, for graphs that compute there.
+class GrowingMemory:
+    """Bytes of a device that are kept and only ever grown.
 
-    Raises   RuntimeError if it would have to grow while a CUDA graph is captured: its memory would
-             then belong to the graph.
+    What they have outgrown is kept, too: a captured graph computes there as long as it lives. Each
+    piece is at least twice the one before, so all together take less than twice the last.
+
+    refuse  the error, by bytes, for memory that would have to grow while a CUDA graph is captured:
+            it would belong to the graph
     """
-    import torch
 
+    def __init__(self, device: torch.device, refuse: Callable[[int], Exception]) -> None:
+        self._device, self._refuse = device, refuse
+        self._pieces: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """At least so many, and room to begin at a multiple of 256 wherever the allocator puts it.
+
+        Raises   what `refuse` gives.
+        """
+        import torch
+
+        last = self._pieces[-1].numel() if self._pieces else 0
+        if last < num_bytes + 256:
+            if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise self._refuse(num_bytes)
+            size = max(num_bytes + 256, 2 * last)
+            self._pieces.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+        return self._pieces[-1]
+
+
+def _no_workspace(num_bytes: int) -> RuntimeError:
+    return RuntimeError(
+        f"workspace=None: {num_bytes} bytes are needed and a CUDA graph is being captured; give "
+        "workspace= (ops.plan_workspace) or call once before"
+    )
+
+
+def workspace_for(backend: str, tensor: Tensor, num_bytes: int) -> Tensor:
+    """Scratch of this device and stream (GrowingMemory).
+
+    Raises   RuntimeError if it would have to grow while a CUDA graph is captured.
+    """
     key = (backend, tensor.device, stream_of(tensor))
-    scratch = _workspaces.get(key)
-    if scratch is None or scratch.numel() < num_bytes + 256:
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                f"workspace=None: {num_bytes} bytes are needed and a CUDA graph is being "
-                "captured; give workspace= (ops.plan_workspace) or call once before"
-            )
-        # Room to begin at a multiple of 256 bytes wherever the allocator puts it.
-        size = num_bytes + 256
-        if scratch is not None and tensor.is_cuda:
-            _outgrown.append(scratch)
-            size = max(size, 2 * scratch.numel())  # all together take less than twice the last
-        scratch = torch.empty(size, dtype=torch.uint8, device=tensor.device)
-        _workspaces[key] = scratch
-    return scratch
+    if key not in _workspaces:
+        _workspaces[key] = GrowingMemory(tensor.device, _no_workspace)
+    return _workspaces[key].take(num_bytes)

@@ -49,15 +49,15 @@ MUTANTS = [
         "linear-40",
         "a stage is released while its products run",
         HOPPER,
-        "if (i > 0) release();",
+        "if (!begins) release();",
         "release();",
     ),
     Mutant(
         "linear-41",
         "a chain goes on from the one before",
         HOPPER,
-        "step > 0 || i > 0)",
-        "step > 0 || first + i > 0)",
+        "multiply(stage, first + i, i == 0, sums, release);",
+        "multiply(stage, first + i, first + i == 0, sums, release);",
     ),
     Mutant(
         "linear-42",

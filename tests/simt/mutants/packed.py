@@ -297,16 +297,17 @@ MUTANTS = [
         "packed-41",
         "9.0: a stage is released while its last half is multiplied",
         HOPPER,
-        "if (panel == 0 && half == 0 && i > 0) release();",
-        "if (panel == 1 && half == 1 && i + 1 < count) release();",
+        "if (panel == 0 && half == 0 && !begins) release();",
+        "if (panel == 1 && half == 1 && index % Tile::kChain + 1 < Tile::kChain &&\n"
+        "            index + 1 < block.stages)\n          release();",
         tests="emu and not fast and values",
     ),
     Mutant(
         "packed-42",
         "9.0: a chain goes on from the one before",
         HOPPER,
-        "step > 0 || i > 0)",
-        "step > 0 || first + i > 0)",
+        "step > 0 || !begins)",
+        "step > 0 || index > 0)",
         tests="emu and not fast and stream_kernel",
     ),
     Mutant(
