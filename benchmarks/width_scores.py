@@ -32,6 +32,7 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
     "fp8": {"quantization": "fp8"},
+    "fp8_w8a8": {"quantization": "fp8_w8a8"},
 }
 
 

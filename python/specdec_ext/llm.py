@@ -17,7 +17,7 @@ from .config.build_check import (
     with_sizes,
     with_swap_space,
 )
-from .config.dtypes import normalize_dtype
+from .config.dtypes import QUANTIZATIONS, normalize_dtype
 from .config.engine import KvCacheConfig, SchedulerConfig
 from .config.parse import parse_kv_cache_config, parse_scheduler_config
 from .config.ranks import resolve_tensor_parallel_size, world_of
@@ -54,9 +54,10 @@ class LLM:
     scheduler_config           SchedulerConfig, dict, JSON, YAML or file
     dtype                      "auto" (the checkpoint's; for a GGUF file each weight's own width),
                                "float32", "bfloat16", "float16"
-    quantization               "int8", "int4" or "fp8" (e4m3): round float weights to this width at
-                               load. For native families, on a device for models of 16 bits
-                               (docs/models.md). None: leave them
+    quantization               "int8", "int4", "fp8" (e4m3) or "fp8_w8a8" (activations in e4m3,
+                               too): round float weights to this width at load. For native
+                               families, on a device for models of 16 bits (docs/models.md). None:
+                               leave them
     model_impl                 "auto", "native", "transformers"
     max_draft_len, speculative_decoding_mode
                                what the engine is built for, as in TensorRT-LLM. Optional; must
@@ -139,7 +140,7 @@ class LLM:
         )
         if quantization is not None:
             quantization = check_choice(
-                "quantization", quantization, ("int8", "int4", "fp8"), ConfigError
+                "quantization", quantization, tuple(QUANTIZATIONS), ConfigError
             )
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)

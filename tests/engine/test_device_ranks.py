@@ -204,8 +204,9 @@ def change(
     "options",
     [{}, {"dtype": "bfloat16"}, {"dtype": "float16", "kv_cache_config": {"dtype": "fp8"}},
      {"dtype": "bfloat16", "quantization": "int8"}, {"dtype": "bfloat16", "quantization": "int4"},
-     {"dtype": "bfloat16", "quantization": "fp8"}],
-    ids=["float32", "bfloat16", "fp8 pages", "int8", "int4", "fp8"],
+     {"dtype": "bfloat16", "quantization": "fp8"},
+     {"dtype": "bfloat16", "quantization": "fp8_w8a8"}],
+    ids=["float32", "bfloat16", "fp8 pages", "int8", "int4", "fp8", "fp8_w8a8"],
 )  # fmt: skip
 def test_bits_of_widths_and_uneven_groups(
     team: Team, uneven: Path, options: dict[str, Any]

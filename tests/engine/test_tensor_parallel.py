@@ -95,8 +95,9 @@ def test_schedules(
     "options",
     [{"dtype": "bfloat16"}, {"dtype": "float32", "quantization": "int8"},
      {"dtype": "bfloat16", "quantization": "int4"},
-     {"dtype": "bfloat16", "quantization": "fp8"}],
-    ids=["bfloat16", "int8", "int4", "fp8"],
+     {"dtype": "bfloat16", "quantization": "fp8"},
+     {"dtype": "bfloat16", "quantization": "fp8_w8a8"}],
+    ids=["bfloat16", "int8", "int4", "fp8", "fp8_w8a8"],
 )  # fmt: skip
 def test_widths_and_uneven_groups(
     team: Team, tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]

@@ -144,6 +144,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
         lambda r, n, k: int8(r, n, k, False)),
     "float-channel": (compressed("float-quantized", {**_FLOAT, "strategy": "channel"}, DYNAMIC),
                       lambda r, n, k: fp8(r, n, k, "channel")),
+    "float-tensor": (compressed("float-quantized", {**_FLOAT, "strategy": "tensor"}),
+                     lambda r, n, k: fp8(r, n, k, "tensor")),
     "float-block": (compressed("float-quantized", {**_FLOAT, "strategy": "block",
                                                    "block_structure": [64, 48]}),
                     lambda r, n, k: fp8(r, n, k, "block")),

@@ -63,7 +63,7 @@ def test_fp8_loses_half_a_step() -> None:
     assert (np.abs(values - weight.numpy()) <= step).all()
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8", "fp8_w8a8"])
 def test_tables_are_the_rounded_ones(quantization: str, tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "folder", 3, 48, **SIZES)
     model, floats = load_model(folder, quantization=quantization), load_model(folder)
@@ -78,7 +78,7 @@ def test_tables_are_the_rounded_ones(quantization: str, tmp_path: Path) -> None:
         assert np.array_equal(found.numpy(), expected)
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8", "fp8_w8a8"])
 def test_greedy_text_is_plain(quantization: str, tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "folder", 3, 48, **SIZES)
     params = SamplingParams(max_tokens=40, ignore_eos=True)

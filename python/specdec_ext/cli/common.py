@@ -9,6 +9,7 @@ import sys
 import warnings
 from typing import IO, Any
 
+from ..config.dtypes import QUANTIZATIONS
 from ..config.engine import POLICIES
 from ..errors import SyntheticAcceptanceWarning
 from .engine_dir import add_engine_arguments, target_device, with_engine
@@ -52,7 +53,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         "weights keep their width)",
     )  # fmt: skip
     model.add_argument(
-        "--quantization", choices=("int8", "int4", "fp8"),
+        "--quantization", choices=tuple(QUANTIZATIONS),
         help="round float weights to this width while they are loaded (default: as they are)",
     )  # fmt: skip
     model.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..config.dtypes import QUANTIZATIONS
 from .common import human_bytes
 from .flags import ForeignFlags, add_foreign_arguments, note_foreign, stage_line
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--quantization",
-        choices=("int8", "int4", "fp8"),
+        choices=tuple(QUANTIZATIONS),
         help="round float weights to this width (native families)",
     )
     parser.add_argument(

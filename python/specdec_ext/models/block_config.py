@@ -20,10 +20,11 @@ __all__ = ["BLOCKS", "FP8_KV", "block_config", "read_blocks", "read_fp8_kv"]
 
 FP8_KV = {"specdec_kv_cache": "fp8"}  # in config.json
 _METHOD = "specdec_blocks"
-# Format -> elements and bytes of a block: GGUF's, and three of our own. What quantised checkpoints
-# become is as q4_1 and q8_0, with float32 in the place of float16; f8_g holds e4m3.
+# Format -> elements and bytes of a block: GGUF's, and four of our own. What quantised checkpoints
+# become is as q4_1 and q8_0, with float32 in the place of float16; f8_g holds e4m3, and so does
+# f8_a8, whose products round activations to e4m3.
 BLOCKS = {name: (elements, size) for name, elements, size in FORMATS.values() if elements > 1}
-BLOCKS |= {"q4_g": (32, 24), "q8_g": (32, 36), "f8_g": (64, 68)}
+BLOCKS |= {"q4_g": (32, 24), "q8_g": (32, 36), "f8_g": (64, 68), "f8_a8": (64, 68)}
 
 
 def block_config(blocks: Mapping[str, str]) -> dict[str, Any]:

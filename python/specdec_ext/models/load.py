@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.dtypes import normalize_dtype
+from ..config.dtypes import QUANTIZATIONS, normalize_dtype
 from ..errors import ConfigError, EngineError, ModelError, SpecdecError, UnsupportedModelError
 from ..log import logger
 from ..ops import plugin_path
@@ -20,7 +20,6 @@ from .kv_storage import kv_storage
 from .native_config import NotNativeError, native_shape
 from .packed_model import PackedWeights, find_packed
 from .place import CPU
-from .quantize import QUANTIZATIONS
 from .rank_checkpoint import check_ranks, read_ranks
 from .shard import Shard
 from .weights import Checkpoint
@@ -74,8 +73,8 @@ def load_model(
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
                   had, fast on a device
-    quantization  "int8", "int4", "fp8": weights become blocks at load (quantize.py); native, on a
-                  device in a 16-bit model
+    quantization  of QUANTIZATIONS: weights become blocks at load (quantize.py); native, on a device
+                  in a 16-bit model
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model; None: it is alone. A model that was converted for several ranks
                   asks for as many

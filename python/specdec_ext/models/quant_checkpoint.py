@@ -33,7 +33,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FLOATS = ("float32", "bfloat16", "float16")
 _STACKS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _GROUP = 32
-_SCALED_GROUP = 64  # of f8_g
+_SCALED_GROUP = 64  # of e4m3
 
 
 def _e4m3_values() -> np.ndarray:
@@ -111,7 +111,9 @@ class QuantCheckpoint(Checkpoint):
             return self.load(name, self._dtype, rows)
         if self._quant.form == "fp8":
             blocks = self._scaled_blocks(name, rows)
-            return self.load(name, self._dtype, rows) if blocks is None else (blocks, "f8_g")
+            if blocks is None:
+                return self.load(name, self._dtype, rows)
+            return blocks, "f8_a8" if self._quant.acts_fp8 else "f8_g"
         codes, zeros, scales = self._numbers(name)
         columns = codes.shape[1]
         if columns % _GROUP:

@@ -27,6 +27,7 @@ class QuantConfig:
     group_size  elements of a row that share a scale, of 4-bit forms; 0: the whole row
     block       rows and columns that share a scale, of fp8; None: whole rows, or all
     zero_plus   what a stored zero point of GPTQ lacks
+    acts_fp8    products of e4m3 weights take activations in e4m3, too
     notes       what is honoured in another way than the checkpoint's own kernels would
     fp8_kv      K and V were calibrated to be stored as e4m3
     """
@@ -36,6 +37,7 @@ class QuantConfig:
     group_size: int = 0
     block: tuple[int, int] | None = None
     zero_plus: int = 0
+    acts_fp8: bool = False
     notes: tuple[str, ...] = ()
     fp8_kv: bool = False
 
@@ -105,22 +107,48 @@ def _gptq(where: str, entry: dict[str, Any]) -> QuantConfig:
     return QuantConfig("gptq", "gptq", group, zero_plus=int(layout == "gptq"))
 
 
-def _activation_notes(where: str, field: str, acts: object) -> tuple[str, ...]:
-    """Activations keep more bits here than a scheme of 8 asks for; that is said."""
+@dataclass(frozen=True)
+class _Activations:
+    """fp8: products take activations as e4m3, a scale for each row; notes: what is otherwise."""
+
+    fp8: bool
+    notes: tuple[str, ...] = ()
+
+
+def _activations(where: str, acts: object, kind: str) -> _Activations:
+    """What compressed-tensors says of the inputs of weights of a kind, "int" or "float".
+
+    Raises ModelError, UnsupportedModelError.
+    """
+    field = "input_activations"
     if acts is None:
-        return ()
+        return _Activations(fp8=False)
     if not isinstance(acts, dict):
         raise ModelError(f"{where}.{field} = {show(acts)}: expected an object or null")
     if acts.get("num_bits") != 8:
         raise _refuse(where, f"{field}.num_bits", acts.get("num_bits"), "8, or no activations")
+    if kind == "float" and acts.get("type", kind) != kind:
+        raise _refuse(where, f"{field}.type", acts.get("type"), "'float', as of the weights")
     dynamic = bool(acts.get("dynamic", False))
+    strategy = acts.get("strategy")
     strategies = ("token", "group") if dynamic else ("tensor",)
-    if acts.get("strategy") not in (*strategies, None) and acts.get("strategy") != "tensor":
-        raise _refuse(where, f"{field}.strategy", acts.get("strategy"), " or ".join(strategies))
-    return (_note("dynamic" if dynamic else "static"),)
+    if strategy not in (*strategies, None) and strategy != "tensor":
+        raise _refuse(where, f"{field}.strategy", strategy, " or ".join(strategies))
+    if kind == "float":
+        return _fp8_activations(dynamic, by_groups=strategy == "group")
+    return _Activations(False, (_finer("dynamic" if dynamic else "static"),))
 
 
-def _note(kind: str) -> str:
+def _fp8_activations(dynamic: bool, by_groups: bool) -> _Activations:
+    if by_groups:  # one scale for a whole row would be coarser than the checkpoint's
+        return _Activations(False, (_finer("dynamic"),))
+    if dynamic:
+        return _Activations(fp8=True)
+    note = "static e4m3 activations: each row has a scale of its own in place of input_scale"
+    return _Activations(True, (note,))
+
+
+def _finer(kind: str) -> str:
     what = "input_scale is not used: " if kind == "static" else ""
     return (
         f"{kind} 8-bit activations: {what}products take activations in more bits than the "
@@ -149,10 +177,11 @@ def _compressed(where: str, entry: dict[str, Any]) -> QuantConfig:
         raise ModelError(f"{at}.weights = {show(weights)}: expected an object")
     layout = group.get("format") or entry.get("format")
     kv = _fp8_scheme(where, "kv_cache_scheme", entry.get("kv_cache_scheme"))
-    notes = _activation_notes(at, "input_activations", group.get("input_activations"))
     if group.get("output_activations") is not None:
         raise _refuse(at, "output_activations", group["output_activations"], "null")
     bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    acts = _activations(at, group.get("input_activations"), str(kind))
+    notes = acts.notes
     if weights.get("actorder") not in (None, "weight", "static"):
         # The other kinds reorder the columns through weight_g_idx.
         raise _refuse(at, "weights.actorder", weights.get("actorder"), "null or 'weight'")
@@ -178,7 +207,9 @@ def _compressed(where: str, entry: dict[str, Any]) -> QuantConfig:
             block = _block(at, weights.get("block_structure"))
         elif strategy not in ("channel", "tensor"):
             raise _refuse(at, "weights.strategy", strategy, "'tensor', 'channel' or 'block'")
-        return QuantConfig("compressed-tensors", "fp8", block=block, notes=notes, fp8_kv=kv)
+        return QuantConfig(
+            "compressed-tensors", "fp8", block=block, acts_fp8=acts.fp8, notes=notes, fp8_kv=kv
+        )
     raise _refuse(where, "format", layout, "'float-', 'int-' or 'pack-quantized'")
 
 
@@ -198,7 +229,8 @@ def _fp8(where: str, entry: dict[str, Any]) -> QuantConfig:
         raise _refuse(where, "fmt", kind, "'e4m3'")
     size = entry.get("weight_block_size")
     block = None if size is None else _block(where, size)
-    return QuantConfig("fp8", "fp8", block=block, notes=(_note(scheme),))
+    acts = _fp8_activations(scheme == "dynamic", by_groups=block is not None)
+    return QuantConfig("fp8", "fp8", block=block, acts_fp8=acts.fp8, notes=acts.notes)
 
 
 def _modelopt(where: str, entry: dict[str, Any]) -> QuantConfig:
@@ -209,7 +241,9 @@ def _modelopt(where: str, entry: dict[str, Any]) -> QuantConfig:
     named = entry.get("kv_cache_quant_algo")
     if named not in (None, "FP8"):
         raise _refuse(where, "kv_cache_quant_algo", named, "'FP8' or null")
-    return QuantConfig("modelopt", "fp8", notes=(_note("static"),), fp8_kv=kv or named == "FP8")
+    is_fp8_kv = kv or named == "FP8"
+    acts = _fp8_activations(dynamic=False, by_groups=False)
+    return QuantConfig("modelopt", "fp8", acts_fp8=acts.fp8, notes=acts.notes, fp8_kv=is_fp8_kv)
 
 
 def _modelopt_file(config: Path) -> QuantConfig | None:

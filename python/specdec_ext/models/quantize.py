@@ -8,20 +8,12 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..config.dtypes import QUANTIZATIONS
 from .block_config import BLOCKS
 from .host_arrays import HostArray
 
-__all__ = [
-    "QUANTIZATIONS", "e4m3_codes", "quantized_loader", "relative_error", "to_blocks", "worst_first",
-]  # fmt: skip
+__all__ = ["e4m3_codes", "quantized_loader", "relative_error", "to_blocks", "worst_first"]
 
-# LLM(quantization=...): the format of projections, and of the embeddings and the head, which every
-# token passes and which few bits hurt most.
-QUANTIZATIONS = {
-    "int8": ("q8_0", "q8_0"),
-    "int4": ("q4_1", "q8_0"),
-    "fp8": ("f8_g", "q8_0"),
-}
 _MAX_E4M3 = np.float32(448)
 
 
@@ -73,13 +65,13 @@ def to_blocks(weight: np.ndarray, format: str) -> np.ndarray:
 
     q8_0: scale = largest magnitude / 127. q4_1: minimum and scale span the group in 15 steps. Both
     are rounded to float16 before elements are divided by them, ties go to even. A group that is not
-    finite, or too large for float16, gets a scale that the decoder refuses. f8_g: scale = largest
-    magnitude / 448, float32; elements over it are rounded to e4m3.
+    finite, or too large for float16, gets a scale that the decoder refuses. f8_g, f8_a8: scale =
+    largest magnitude / 448, float32; elements over it are rounded to e4m3.
     """
     elements = BLOCKS[format][0]
     groups = np.asarray(weight, dtype=np.float32).reshape(weight.shape[0], -1, elements)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        if format == "f8_g":
+        if format in ("f8_g", "f8_a8"):
             scale = np.abs(groups).max(-1, keepdims=True) / _MAX_E4M3
             parts = [scale.view(np.uint8), e4m3_codes(np.where(scale == 0, 0, groups / scale))]
         elif format == "q8_0":

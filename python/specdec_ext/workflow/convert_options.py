@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config.dtypes import normalize_dtype
+from ..config.dtypes import QUANTIZATIONS, normalize_dtype
 from ..config.ranks import MAX_RANKS
 from ..config.validate import check_choice, check_int
 from ..errors import ConfigError, UnsupportedConfigError
-from ..models.quantize import QUANTIZATIONS
 
 __all__ = ["SHARD_BYTES", "ConvertOptions"]
 
@@ -21,7 +20,7 @@ class ConvertOptions:
     """What `specdec convert` is told. Raises ConfigError, UnsupportedConfigError.
 
     dtype            "auto": as the checkpoint says, a GGUF file's weights in their own width
-    quantization     None, "int8", "int4", "fp8": matrices become blocks (native families)
+    quantization     None, or one of QUANTIZATIONS: matrices become blocks (native families)
     tp_size          ranks that the model will be spread over: each gets shards of its own rows
     perplexity       a text whose perplexity is told before and after quantization
     medusa_model     Medusa heads for this model, to be kept beside it

@@ -18,7 +18,9 @@ void convert_row(const RowOps& ops, InputForm form, const float* x, std::int64_t
       std::memcpy(out, x, n * sizeof(float));
       break;
     case InputForm::kBF16:
+    case InputForm::kE4M3:
       ops.f32_to_bf16(x, n, as_bf16(out));
+      round_row(ops, form, n, out);
       break;
     case InputForm::kQuant:
       ops.f32_to_quant(x, n, as_quant(out));
@@ -33,7 +35,9 @@ void norm_row(const RowOps& ops, InputForm form, const float* x, const float* we
       ops.rms_norm_f32(x, weight, n, eps, as_f32(out));
       break;
     case InputForm::kBF16:
+    case InputForm::kE4M3:
       ops.rms_norm_bf16(x, weight, n, eps, as_bf16(out));
+      round_row(ops, form, n, out);
       break;
     case InputForm::kQuant:
       ops.rms_norm_quant(x, weight, n, eps, as_quant(out));
@@ -48,12 +52,17 @@ void activate_row(const RowOps& ops, InputForm form, bool silu, const float* gat
       (silu ? ops.silu_mul_f32 : ops.gelu_mul_f32)(gate, up, n, as_f32(out));
       break;
     case InputForm::kBF16:
+    case InputForm::kE4M3:
       (silu ? ops.silu_mul_bf16 : ops.gelu_mul_bf16)(gate, up, n, as_bf16(out));
       break;
     case InputForm::kQuant:
       (silu ? ops.silu_mul_quant : ops.gelu_mul_quant)(gate, up, n, as_quant(out));
       break;
   }
+}
+
+void round_row(const RowOps& ops, InputForm form, std::int64_t n, std::byte* row) {
+  if (form == InputForm::kE4M3) ops.round_to_e4m3(n, as_bf16(row));
 }
 
 }  // namespace specdec::cpu

@@ -16,8 +16,12 @@ void convert_row(const RowOps& ops, InputForm form, const float* x, std::int64_t
 void norm_row(const RowOps& ops, InputForm form, const float* x, const float* weight,
               std::int64_t n, float eps, std::byte* out);
 
-// out = act(gate) * up, [n]: SiLU, or else GELU in its tanh form.
+// out = act(gate) * up, [n], perhaps a stretch of a row: SiLU, or else GELU in its tanh form. What
+// is to be rounded by its whole row (kE4M3) is left to round_row().
 void activate_row(const RowOps& ops, InputForm form, bool silu, const float* gate, const float* up,
                   std::int64_t n, std::byte* out);
+
+// What a form asks of a whole row whose stretches are written.
+void round_row(const RowOps& ops, InputForm form, std::int64_t n, std::byte* row);
 
 }  // namespace specdec::cpu

@@ -239,7 +239,7 @@ void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t hei
         activate_row(ops_, form, silu, gated + r * n + columns.begin, up + r * n + columns.begin,
                      count,
                      act_.data() + (from + r) * act_bytes_ +
-                         input_row_bytes(form, ffn_.begin - read_ffn_.begin + columns.begin));
+                         input_offset(form, ffn_.begin - read_ffn_.begin + columns.begin));
       }
     }
   });
@@ -247,6 +247,13 @@ void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t hei
 
 // sum_ = down(act_) of these rows.
 void LlamaDecoder::down(const Layer& layer, std::int64_t first, std::int64_t height) {
+  if (layer.down->input_form() == InputForm::kE4M3) {
+    over_rows(height, 1, [&](Range some) {
+      for (std::int64_t r = some.begin; r < some.end; ++r) {
+        round_row(ops_, InputForm::kE4M3, read_ffn_.count, act_.data() + r * act_bytes_);
+      }
+    });
+  }
   layer.down->run(act_.data(), act_bytes_, height,
                   sum_.data() + first * config_.hidden_size + hidden_.begin, config_.hidden_size);
 }

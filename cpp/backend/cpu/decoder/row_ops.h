@@ -30,6 +30,9 @@ struct RowOps {
   void (*gelu_mul_quant)(const float* gate, const float* up, std::int64_t n, QuantBlock* out);
   // Rotates x[0..half) with x[half..2 half) in place; cos, sin [half].
   void (*rope)(const float* cos, const float* sin, std::int64_t half, float* x);
+  // Each of these bfloat16 numbers, [n], becomes the e4m3 number that stands for it; behind them,
+  // as 4 bytes, the row's scale, by which they are multiplied (algo/e4m3_row.h).
+  void (*round_to_e4m3)(std::int64_t n, std::uint16_t* x);
   // Conversions, nearest even.
   void (*f32_to_bf16)(const float* x, std::int64_t n, std::uint16_t* out);
   void (*bf16_to_f32)(const std::uint16_t* x, std::int64_t n, float* out);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "algo/e4m3_row.h"
 #include "backend/cpu/decoder/row_ops.h"
 
 namespace specdec::cpu {
@@ -328,6 +329,22 @@ void f32_to_int8(const float* __restrict x, std::int64_t n, std::int8_t* __restr
   std::memcpy(out + n, &stored, sizeof(stored));
 }
 
+void round_to_e4m3(std::int64_t n, std::uint16_t* x) {
+  std::uint16_t largest = 0;  // magnitudes are in the order of their bits
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto magnitude = static_cast<std::uint16_t>(x[i] & 0x7fffu);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float scale = e4m3_scale(std::bit_cast<float>(std::uint32_t{largest} << 16));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float value = std::bit_cast<float>(static_cast<std::uint32_t>(x[i]) << 16);
+    // The number has four bits: the lower half of the float is 0.
+    const float number = e4m3_nearest(value / scale);
+    x[i] = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(number) >> 16);
+  }
+  std::memcpy(x + n, &scale, sizeof(scale));
+}
+
 constexpr RowOps make_row_ops() {
   RowOps ops{};
   ops.rms_norm_f32 = &rms_norm<float>;
@@ -341,6 +358,7 @@ constexpr RowOps make_row_ops() {
   ops.silu_mul_quant = &activate_quant<Silu>;
   ops.gelu_mul_quant = &activate_quant<GeluTanh>;
   ops.rope = &rope;
+  ops.round_to_e4m3 = &round_to_e4m3;
   ops.f32_to_bf16 = &f32_to_bf16;
   ops.bf16_to_f32 = &bf16_to_f32;
   ops.f32_to_f16 = &f32_to_f16;

@@ -78,7 +78,7 @@ LlamaDecoder::Exchange LlamaDecoder::exchange_of(int part) {
     case kGate: {
       // In the form that the down projection takes: a rank has whole blocks.
       const InputForm form = layers_[part / kPartsOfLayer].down->input_form();
-      return {offsets(c.ffn_bounds, [form](int column) { return input_row_bytes(form, column); }),
+      return {offsets(c.ffn_bounds, [form](int column) { return input_offset(form, column); }),
               act_.data(), act_bytes_};
     }
     default:

@@ -50,10 +50,13 @@ void convert_input(const PackedLinear& linear, const std::byte* from, DType dtyp
     row_ops().f32_to_quant(wide, k, reinterpret_cast<QuantBlock*>(to));
     return;
   }
-  const DType target = linear.input_form() == InputForm::kBF16 ? DType::kBF16 : DType::kF32;
+  const DType target = linear.input_form() == InputForm::kF32 ? DType::kF32 : DType::kBF16;
   convert_row(from, dtype, k, to, target, wide);
   const auto bytes = k * static_cast<std::int64_t>(dtype_bytes(target));
   std::memset(to + bytes, 0, input_row_bytes(linear.input_form(), k) - bytes);
+  if (linear.input_form() == InputForm::kE4M3) {
+    row_ops().round_to_e4m3(k, reinterpret_cast<std::uint16_t*>(to));
+  }
 }
 
 }  // namespace

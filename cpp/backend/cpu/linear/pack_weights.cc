@@ -148,7 +148,7 @@ void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packe
         const TensorView& w = weights[source].view;
         const auto* data = static_cast<const std::byte*>(w.data) +
                            row * w.strides[0] * static_cast<std::int64_t>(dtype_bytes(w.dtype));
-        if (type_ == WeightType::kF8G) {
+        if (is_e4m3(type_)) {
           if (!pack_scaled(data, k_, column, out)) bad_row = panel * kColumns + column;
         } else if (is_block_format(type_)) {
           if (!pack_blocks(type_, data, steps_, column, out)) bad_row = panel * kColumns + column;
@@ -163,14 +163,14 @@ void PackedLinear::pack(const std::vector<WeightView>& weights, std::byte* packe
     }
   });
   SPECDEC_REQUIRE(bad_row < 0, "linear.weights: row ", bad_row.load(), " holds a ",
-                  type_ == WeightType::kF8G ? "scale or a value" : "scale", " in ",
-                  weight_type_name(type_), " that is not finite: the file is damaged");
+                  is_e4m3(type_) ? "scale or a value" : "scale", " in ", weight_type_name(type_),
+                  " that is not finite: the file is damaged");
 }
 
 void PackedLinear::unpack_row(std::int64_t row, float* out) const {
   const std::byte* panel = packed_ + row / kColumns * panel_bytes_;
   const int column = static_cast<int>(row % kColumns);
-  if (type_ == WeightType::kF8G) {
+  if (is_e4m3(type_)) {
     for (std::int64_t i = 0; i < k_; ++i) {
       const std::byte* group = panel + i / kScaledGroup * scaled_group_bytes();
       const std::int64_t at = i % kScaledGroup / 2 * 2 * kColumns + scaled_place(column) + i % 2;

@@ -15,13 +15,13 @@ constexpr std::uintptr_t kAlignment = 64;
 
 std::int64_t steps_of(WeightType type, std::int64_t k) {
   if (is_quantised(type)) return k / kGroup;
-  return type == WeightType::kBF16 || type == WeightType::kF8G ? (k + 1) / 2 : k;
+  return type == WeightType::kBF16 || is_e4m3(type) ? (k + 1) / 2 : k;
 }
 
 std::int64_t step_bytes(WeightType type) {
   if (is_quantised(type)) return quant_format(type).step_bytes();
   // Scales of a group of k stand in front of its codes, shared out among its steps.
-  if (type == WeightType::kF8G) return scaled_group_bytes() / (kScaledGroup / 2);
+  if (is_e4m3(type)) return scaled_group_bytes() / (kScaledGroup / 2);
   return kPanelColumns * (type == WeightType::kF16 ? 2 : 4);
 }
 

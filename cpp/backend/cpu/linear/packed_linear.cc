@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "backend/cpu/linear/linear_kernels.h"
 #include "backend/cpu/linear/quant_kernels.h"
@@ -22,17 +23,31 @@ constexpr std::int64_t kMultiplyAddsPerNs = 100;
 // Panels of a part at least, for many rows on quantised weights.
 constexpr std::int64_t kPrefillPanels = 4;
 
+// y[kColumns] times a row's scale, and the bias if there is one.
+void scale_row(const std::byte* scale_bytes, const float* bias, float* y) {
+  float scale;
+  std::memcpy(&scale, scale_bytes, sizeof(scale));
+  for (int c = 0; c < kColumns; ++c) y[c] *= scale;
+  for (int c = 0; bias != nullptr && c < kColumns; ++c) y[c] += bias[c];
+}
+
 }  // namespace
 
-std::int64_t input_row_bytes(InputForm form, std::int64_t k) {
+std::int64_t input_offset(InputForm form, std::int64_t k) {
   switch (form) {
     case InputForm::kBF16:
+    case InputForm::kE4M3:
       return (k + 1) / 2 * 4;
     case InputForm::kQuant:
       return (k + kGroup - 1) / kGroup * static_cast<std::int64_t>(2 * sizeof(QuantBlock));
     default:
       return k * 4;
   }
+}
+
+std::int64_t input_row_bytes(InputForm form, std::int64_t k) {
+  const std::int64_t scale = form == InputForm::kE4M3 ? sizeof(float) : 0;
+  return input_offset(form, k) + scale;
 }
 
 std::int64_t WeightView::columns() const {
@@ -55,8 +70,9 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
     return;
   }
   const Range panels = share(panels_, part, parts);
-  const bool scaled = type_ == WeightType::kF8G;
+  const bool scaled = is_e4m3(type_);
   const bool widens = scaled && kernels_->widen != nullptr;
+  const bool has_row_scales = type_ == WeightType::kF8A8;
   const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
                         : type_ == WeightType::kF16 ? kernels_->f16
                         : scaled && !widens         ? kernels_->e4m3
@@ -84,7 +100,8 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
       }
       args.x_row_bytes = x_row_bytes;
       args.steps = count;
-      args.bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
+      const float* bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
+      args.bias = has_row_scales ? nullptr : bias;
       args.resume = step != 0;
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         const std::int64_t row = rows * tile / tiles;
@@ -99,6 +116,11 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
           args.y = y;
           args.y_stride = y_stride;
           table[height](args);
+          if (!has_row_scales || !last_block) return;
+          const std::byte* scale = x + row * x_row_bytes + input_offset(InputForm::kE4M3, k_);
+          for (int m = 0; m < height; ++m, scale += x_row_bytes) {
+            scale_row(scale, bias, y + m * y_stride);
+          }
         });
       }
     }

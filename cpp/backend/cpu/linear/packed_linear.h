@@ -3,8 +3,9 @@
 // Exactness: y[m, n] is a sum of chains of multiply-adds over stretches of 128 steps of k, in
 // ascending order, then + b[n]. It does not depend on the number of rows, the row's place, or
 // threads. (A step is one k, for bf16 weights a pair: one dot-product-of-two with avx512_bf16.)
-// In f8_g a stretch is 32 steps, 64 k, and its sum is multiplied by the column's scale before it is
-// added. For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
+// Of e4m3 weights a stretch is 32 steps, 64 k, and its sum is multiplied by the column's scale
+// before it is added; in f8_a8 the sum of all is multiplied by the row's scale before the bias.
+// For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
 //
 // x is in input_form(). y is float32.
 #pragma once
@@ -39,11 +40,14 @@ struct RowBest {
 };
 
 // How the rows of x lie: float32 for fp32 and fp16 weights, bfloat16 for bf16 and f8_g weights,
-// QuantBlocks (quant_row.h) for quantised weights.
-enum class InputForm : std::uint8_t { kF32, kBF16, kQuant };
+// e4m3 numbers as bfloat16 with the row's scale behind them (RowOps::round_to_e4m3) for f8_a8
+// weights, QuantBlocks (quant_row.h) for quantised weights.
+enum class InputForm : std::uint8_t { kF32, kBF16, kE4M3, kQuant };
 
 // Bytes of a row of k elements that the kernels read; what is behind k must be 0.
 std::int64_t input_row_bytes(InputForm form, std::int64_t k);
+// Bytes in front of element k, a multiple of 32.
+std::int64_t input_offset(InputForm form, std::int64_t k);
 
 // A weight [N, K]: floats, or uint8 [N, bytes of a row] in a block format.
 struct WeightView {
@@ -96,6 +100,7 @@ class PackedLinear {
   WeightType type() const { return type_; }
   InputForm input_form() const {
     if (is_quantised(type_)) return InputForm::kQuant;
+    if (type_ == WeightType::kF8A8) return InputForm::kE4M3;
     return type_ == WeightType::kBF16 || type_ == WeightType::kF8G ? InputForm::kBF16
                                                                    : InputForm::kF32;
   }
@@ -150,7 +155,7 @@ class PackedLinear {
                            int part, int parts, Sink&& sink) const;
 
   std::int64_t n_ = 0, k_ = 0, panels_ = 0;
-  std::int64_t steps_ = 0;        // k, pairs of k for bf16 and f8_g, groups of 32 if quantised
+  std::int64_t steps_ = 0;        // k, pairs of k for bf16 and e4m3, groups of 32 if quantised
   std::int64_t panel_bytes_ = 0;  // steps_ * bytes of one step of kPanelColumns columns
   std::size_t bytes_ = 0;
   WeightType type_ = WeightType::kF32;

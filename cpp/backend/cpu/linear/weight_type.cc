@@ -10,9 +10,9 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr WeightType kFormats[] = {WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1,
-                                   WeightType::kQ4K,  WeightType::kQ5K,  WeightType::kQ6K,
-                                   WeightType::kQ4G,  WeightType::kQ8G,  WeightType::kF8G};
+constexpr WeightType kFormats[] = {
+    WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1, WeightType::kQ4K, WeightType::kQ5K,
+    WeightType::kQ6K,  WeightType::kQ4G,  WeightType::kQ8G,  WeightType::kF8G, WeightType::kF8A8};
 
 const std::uint8_t* bytes_of(const std::byte* p) {
   return reinterpret_cast<const std::uint8_t*>(p);
@@ -107,6 +107,8 @@ const char* weight_type_name(WeightType type) {
       return "q8_g";
     case WeightType::kF8G:
       return "f8_g";
+    case WeightType::kF8A8:
+      return "f8_a8";
     default:
       return dtype_name(float_dtype(type));
   }
@@ -117,7 +119,7 @@ WeightType block_format_named(const std::string& name) {
     if (name == weight_type_name(type)) return type;
   }
   SPECDEC_REQUIRE(false, "weight type '", name,
-                  "': give q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g or f8_g");
+                  "': give q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8");
   return WeightType::kQ8_0;
 }
 
@@ -140,6 +142,7 @@ BlockSize block_size(WeightType type) {
     case WeightType::kQ8G:
       return {32, 36};
     case WeightType::kF8G:
+    case WeightType::kF8A8:
       return {kScaledGroup, kScaledGroup + 4};
     default:
       return {1, static_cast<std::int64_t>(dtype_bytes(float_dtype(type)))};
@@ -156,7 +159,7 @@ Group read_group(WeightType type, const std::byte* row, std::int64_t index) {
     return read_k45(block, g, type == WeightType::kQ5K);
   }
   Group group;
-  if (type == WeightType::kF8G) {
+  if (is_e4m3(type)) {
     group.scale[0] = group.scale[1] = float_at(block);
     group.min = 0.0f;
     std::copy_n(block + 4 + index % groups * kGroup, kGroup, group.codes);
@@ -183,7 +186,7 @@ Group read_group(WeightType type, const std::byte* row, std::int64_t index) {
 }
 
 void group_values(WeightType type, const Group& group, float* out) {
-  if (type == WeightType::kF8G) {
+  if (is_e4m3(type)) {
     for (int i = 0; i < kGroup; ++i) out[i] = group.scale[0] * e4m3_to_float(group.codes[i]);
     return;
   }

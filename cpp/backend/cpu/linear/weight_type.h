@@ -1,11 +1,12 @@
 // How the elements of a weight are stored: a float type, one of GGUF's block formats, or one of
-// three of our own for checkpoints that GGUF's cannot hold.
+// four of our own for checkpoints that GGUF's cannot hold.
 //
-// A block format cuts a row into blocks of 32, 64 or 256 elements. In all but one, 32 successive
+// A block format cuts a row into blocks of 32, 64 or 256 elements. In all but two, 32 successive
 // elements are small whole numbers u with one or two scales and perhaps a minimum:
 //   w = scale * (u - zero) + min
 // where zero is fixed by the format. That is all the packed layout and the kernels know of it. The
-// exception is f8_g: elements are e4m3, 64 of them share a scale, and products are those of bf16.
+// exceptions are f8_g and f8_a8: elements are e4m3, 64 of them share a scale, and products are
+// those of bf16. They differ in the inputs that the products take.
 #pragma once
 
 #include <cstddef>
@@ -28,20 +29,23 @@ enum class WeightType : std::uint8_t {
   kQ6K,
   kQ4G,
   kQ8G,
-  kF8G
+  kF8G,
+  kF8A8
 };
 
 // float32, float16, bfloat16, or the format's GGUF name in lower case: q8_0 ... q6_k. q4_g is q4_1
-// and q8_g is q8_0 with float32 in the place of float16; f8_g is a float32 scale and 64 e4m3 codes.
+// and q8_g is q8_0 with float32 in the place of float16; f8_g is a float32 scale and 64 e4m3 codes,
+// and so is f8_a8, whose inputs are rounded to e4m3 (algo/e4m3_row.h).
 const char* weight_type_name(WeightType type);
 // The inverse, for block formats alone; std::invalid_argument names those there are.
 WeightType block_format_named(const std::string& name);
 
 constexpr bool is_block_format(WeightType type) { return type >= WeightType::kQ8_0; }
-// Blocks of whole numbers, which meet inputs rounded to 8 bits; see quant_kernels.h.
-constexpr bool is_quantised(WeightType type) {
-  return is_block_format(type) && type != WeightType::kF8G;
+constexpr bool is_e4m3(WeightType type) {
+  return type == WeightType::kF8G || type == WeightType::kF8A8;
 }
+// Blocks of whole numbers, which meet inputs rounded to 8 bits; see quant_kernels.h.
+constexpr bool is_quantised(WeightType type) { return is_block_format(type) && !is_e4m3(type); }
 constexpr DType float_dtype(WeightType type) {
   return type == WeightType::kF16    ? DType::kF16
          : type == WeightType::kBF16 ? DType::kBF16
@@ -50,8 +54,8 @@ constexpr DType float_dtype(WeightType type) {
 
 inline constexpr int kGroup = 32;  // elements that share what a row of x shares: its scale
 
-inline constexpr int kScaledGroup = 64;  // elements of f8_g that share a scale
-// 64 k of a panel of 32 columns in f8_g: the columns' scales and then their codes.
+inline constexpr int kScaledGroup = 64;  // e4m3 elements that share a scale
+// 64 k of a panel of 32 columns in e4m3: the columns' scales and then their codes.
 constexpr std::int64_t scaled_group_bytes() { return 32 * (4 + kScaledGroup); }
 
 // A block as the file has it.
@@ -95,7 +99,7 @@ constexpr QuantFormat quant_format(WeightType type) {
   }
 }
 
-// 32 elements of a row, taken out of its blocks. f8_g: codes are e4m3.
+// 32 elements of a row, taken out of its blocks; codes are e4m3 where is_e4m3().
 struct Group {
   std::uint8_t codes[kGroup];
   float scale[2];  // of the first and the last 16
@@ -104,8 +108,8 @@ struct Group {
 // Elements [32 index, 32 index + 32) of a row in a block format.
 Group read_group(WeightType type, const std::byte* row, std::int64_t index);
 
-// out[32] = scale * (u - zero) + min, each product and sum rounded to float32; scale * code in
-// f8_g.
+// out[32] = scale * (u - zero) + min, each product and sum rounded to float32; scale * code where
+// is_e4m3().
 void group_values(WeightType type, const Group& group, float* out);
 
 }  // namespace specdec::cpu
