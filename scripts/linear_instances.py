@@ -12,12 +12,14 @@ LINEAR_FOLDER = "cuda/linear/instances"
 # WeightFormat without its k, of which every dtype has a source (hopper_packed.cuh).
 PACKED_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_G", "Q4_K", "Q8_G", "Q5_K", "Q6_K", "F8_G")
 # (rows of x in a tile, consumer warpgroups) of hopper_linear_tile.h, the least tile first.
-LINEAR_TILES = ((8, 1), (16, 1), (32, 1), (64, 1), (64, 2), (96, 1), (96, 2), (128, 1), (128, 2))
+LINEAR_TILES = ((8, 1), (16, 1), (32, 1), (32, 4), (64, 1), (64, 2), (64, 4), (96, 1), (96, 2),
+                (96, 4), (128, 1), (128, 2))  # fmt: skip
+SUFFIXES = {1: "", 2: "w", 4: "ww"}
 
 
 def stage_bytes(rows: int, groups: int) -> int:
     """Returns the bytes of a stage: 128 or 64 k of the columns and rows, 16-bit."""
-    return (128 if rows <= 32 else 64) * 2 * (64 * groups + rows)
+    return (128 if rows <= 32 and groups == 1 else 64) * 2 * (64 * groups + rows)
 
 
 def linear_stages(rows: int, groups: int) -> int:
@@ -31,17 +33,18 @@ def linear_smem(rows: int, groups: int) -> int:
     return -(-stages * (stage_bytes(rows, groups) + 16) // 1024) * 1024
 
 
-def threads_of(groups: int) -> int:
-    """Returns the threads of a block: its consumers and two loading warps."""
-    return 128 * groups + 64
+def threads_of(rows: int, groups: int) -> int:
+    """Returns the threads of a block: its consumers and two loading warps, or a warpgroup of which
+    two warps load, where it hands registers over."""
+    return 128 * groups + (128 if groups == 4 and rows > 64 else 64)
 
 
 def linear_files() -> dict[str, str]:
     """Returns the table, launchers and instantiations of the linear layer for 9.0."""
-    names = [(dtype, tile, f"hopper_linear_{dtype}_r{tile[0]}{'w' if tile[1] > 1 else ''}")
+    names = [(dtype, tile, f"hopper_linear_{dtype}_r{tile[0]}{SUFFIXES[tile[1]]}")
              for dtype in ("bf16", "f16") for tile in LINEAR_TILES]  # fmt: skip
     entries = [
-        f'    {{"{name}", DType::{ENUMS[dtype]}, {tile[0]}, {64 * tile[1]}, {threads_of(tile[1])}, '
+        f'    {{"{name}", DType::{ENUMS[dtype]}, {tile[0]}, {64 * tile[1]}, {threads_of(*tile)}, '
         f"{linear_smem(*tile)}, {linear_stages(*tile)}}},"
         for dtype, tile, name in names
     ]
@@ -102,7 +105,7 @@ def linear_files() -> dict[str, str]:
                 "namespace specdec::cuda {\n",
                 *[
                     f"static_assert(sizeof(HopperLinearShared<{type}>) == {linear_smem(*tile)} && "
-                    f"{type}::kThreads == {threads_of(tile[1])} && "
+                    f"{type}::kThreads == {threads_of(*tile)} && "
                     f"{type}::kColumns == {64 * tile[1]} && "
                     f"{type}::kStages == {linear_stages(*tile)});"
                     for type, (tile, _) in zip(shared, own, strict=True)

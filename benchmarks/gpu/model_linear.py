@@ -11,10 +11,10 @@ FORMATS = {"q8_0": (1, 2176), "q4_0": (2, 1152), "q4_1": (3, 1280), "q4_g": (4, 
            "q4_k": (5, 1536), "q8_g": (6, 2176), "q5_k": (7, 2560), "q6_k": (8, 2560),
            "f8_g": (9, 2176)}  # fmt: skip
 # linear_instances.h and kPackedTiles of linear_pick.h: rows of x in a tile, columns of a block.
-LINEAR_TILES = ((8, 64), (16, 64), (32, 64), (64, 64), (64, 128), (96, 64), (96, 128), (128, 64),
-                (128, 128))  # fmt: skip
+LINEAR_TILES = ((8, 64), (16, 64), (32, 64), (32, 256), (64, 64), (64, 128), (64, 256), (96, 64),
+                (96, 128), (96, 256), (128, 64), (128, 128))  # fmt: skip
 PACKED_TILES = ((8, 64), (32, 64), (64, 64), (64, 128), (96, 64), (96, 128), (128, 128))
-LINEAR_COLUMNS, CHAIN, ENOUGH_BLOCKS = 64, 1024, 256
+LINEAR_COLUMNS, CHAIN, ENOUGH_BLOCKS = 64, 1024, 320
 PANEL = 64  # k of one tensor copy
 
 
@@ -38,7 +38,8 @@ class Tile:
 
     @property
     def stage_depth(self) -> int:
-        return PANEL if self.format == "bf16" and self.row_tile > 32 else 2 * PANEL
+        large = self.row_tile > 32 or self.groups > 1
+        return PANEL if self.format == "bf16" and large else 2 * PANEL
 
     @property
     def weight_bytes(self) -> int:
@@ -89,7 +90,18 @@ def linear_tile(rows: int, columns: int, depth: int, device: Device, format: str
     row_tile = next((t[0] for t in tiles if rows <= t[0]), tiles[-1][0])
     narrow, *wide = (Tile(*t, format) for t in tiles if t[0] == row_tile)
     slices = linear_slices(columns, depth)
+    element = narrow.weight_bytes / (narrow.columns * narrow.stage_depth)
+    row_tiles = -(-rows // row_tile)
+
+    def intake(tile: Tile) -> float:
+        """Returns bytes of the busiest multiprocessor, for a k of a slice."""
+        turns = -(-row_tiles * -(-columns // tile.columns) * slices // device.sms)
+        return turns * (tile.columns * element + -(-rows // row_tiles) * 2)
+
+    best = narrow
     for tile in wide:
-        if 10 * -(-rows // row_tile) * -(-columns // tile.columns) * slices >= 9 * device.sms:
-            return tile
-    return narrow
+        if 2 * intake(best) * device.sms <= 3 * columns * slices * element:
+            break  # memory is slower
+        if intake(tile) < intake(best):
+            best = tile
+    return best

@@ -8,23 +8,29 @@
 namespace specdec {
 
 // By dtype, the least tile first.
-inline constexpr std::array<LinearInstance, 18> kLinearInstances{{
+inline constexpr std::array<LinearInstance, 24> kLinearInstances{{
     {"hopper_linear_bf16_r8", DType::kBF16, 8, 64, 192, 111616, 6},
     {"hopper_linear_bf16_r16", DType::kBF16, 16, 64, 192, 103424, 5},
     {"hopper_linear_bf16_r32", DType::kBF16, 32, 64, 192, 99328, 4},
+    {"hopper_linear_bf16_r32ww", DType::kBF16, 32, 256, 576, 222208, 6},
     {"hopper_linear_bf16_r64", DType::kBF16, 64, 64, 192, 115712, 7},
     {"hopper_linear_bf16_r64w", DType::kBF16, 64, 128, 320, 222208, 9},
+    {"hopper_linear_bf16_r64ww", DType::kBF16, 64, 256, 576, 205824, 5},
     {"hopper_linear_bf16_r96", DType::kBF16, 96, 64, 192, 103424, 5},
     {"hopper_linear_bf16_r96w", DType::kBF16, 96, 128, 320, 230400, 8},
+    {"hopper_linear_bf16_r96ww", DType::kBF16, 96, 256, 640, 226304, 5},
     {"hopper_linear_bf16_r128", DType::kBF16, 128, 64, 192, 99328, 4},
     {"hopper_linear_bf16_r128w", DType::kBF16, 128, 128, 320, 230400, 7},
     {"hopper_linear_f16_r8", DType::kF16, 8, 64, 192, 111616, 6},
     {"hopper_linear_f16_r16", DType::kF16, 16, 64, 192, 103424, 5},
     {"hopper_linear_f16_r32", DType::kF16, 32, 64, 192, 99328, 4},
+    {"hopper_linear_f16_r32ww", DType::kF16, 32, 256, 576, 222208, 6},
     {"hopper_linear_f16_r64", DType::kF16, 64, 64, 192, 115712, 7},
     {"hopper_linear_f16_r64w", DType::kF16, 64, 128, 320, 222208, 9},
+    {"hopper_linear_f16_r64ww", DType::kF16, 64, 256, 576, 205824, 5},
     {"hopper_linear_f16_r96", DType::kF16, 96, 64, 192, 103424, 5},
     {"hopper_linear_f16_r96w", DType::kF16, 96, 128, 320, 230400, 8},
+    {"hopper_linear_f16_r96ww", DType::kF16, 96, 256, 640, 226304, 5},
     {"hopper_linear_f16_r128", DType::kF16, 128, 64, 192, 99328, 4},
     {"hopper_linear_f16_r128w", DType::kF16, 128, 128, 320, 230400, 7},
 }};

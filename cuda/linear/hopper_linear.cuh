@@ -3,7 +3,7 @@
 //
 // Grid      row tiles of one column tile are neighbours. y: slices of k (stream_cut), whose sums
 //           linear.cu adds in order.
-// Block     one or two consumer warpgroups, each with 64 columns, and two loading warps, which fill
+// Block     one, two or four consumer warpgroups, each with 64 columns, and two loading warps, which fill
 //           a ring of stages of 64 or 128 k by bulk tensor copies. One brings weights, if they are
 //           constant before the previous kernel has ended, the other x. Small blocks are two to a
 //           multiprocessor, so that one streams while the other begins or ends.
@@ -245,13 +245,16 @@ __device__ __forceinline__ void run_block(const LinearLaunch& launch,
                                           HopperLinearShared<Tile>& shared, Sum&& sum) {
   begin_ring(shared, row_map);
   const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
-  if (warp == Tile::kConsumerWarps) {
+  if (warp >= Tile::kConsumerWarps) {
+    if constexpr (Tile::kHandsOver) gpu::setmaxnreg_dec<Tile::kLoaderRegisters>();
     gpu::launch_dependents();
-    if (gpu::elect_one()) load_weights(launch, block, weights, shared);
-  } else if (warp > Tile::kConsumerWarps) {
-    gpu::launch_dependents();
-    if (gpu::elect_one()) load_rows(block, row_map, shared);
+    if (warp == Tile::kConsumerWarps) {
+      if (gpu::elect_one()) load_weights(launch, block, weights, shared);
+    } else if (warp == Tile::kConsumerWarps + 1) {
+      if (gpu::elect_one()) load_rows(block, row_map, shared);
+    }
   } else {
+    if constexpr (Tile::kHandsOver) gpu::setmaxnreg_inc<Tile::kConsumerRegisters>();
     clear_rows(block, shared);
     gpu::grid_dependency_wait();
     gpu::launch_dependents();

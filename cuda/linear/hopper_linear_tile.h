@@ -19,10 +19,14 @@ struct HopperStreamTile {
   static constexpr int kColumns = kGroups * kGroupColumns;
   static_assert(kGroupColumns == 64 && kRows % 8 == 0 && kRows <= 128);
 
-  // Behind the consumers one warp has the copy engine bring weights, another brings x.
+  // Behind the consumers one warp has the copy engine bring weights, another brings x. Four groups
+  // of many rows need more registers than an even share (96): they take those of the loaders, a
+  // whole warpgroup then, since registers change hands by warpgroups.
   static constexpr int kConsumers = kGroups * 128;
   static constexpr int kConsumerWarps = kConsumers / 32;
-  static constexpr int kThreads = kConsumers + 64;
+  static constexpr bool kHandsOver = kGroups == 4 && kRows > 64;
+  static constexpr int kLoaderRegisters = 24, kConsumerRegisters = 112;
+  static constexpr int kThreads = kConsumers + (kHandsOver ? 128 : 64);
   static constexpr int kBlocks = kBlocks_;
 
   // A stage is kDepth of k: panels of 64 (of x, and of weights that are not packed, lines of 128
@@ -51,10 +55,10 @@ struct HopperStreamTile {
 };
 
 // A tile of 16-bit weights. For two blocks of two groups there are no registers. A stage is one
-// panel where x makes it large.
+// panel where x or columns make it large.
 template <int kRows, int kGroups>
-struct HopperLinearTile
-    : HopperStreamTile<kRows, kGroups, kGroups == 1 ? 2 : 1, kRows <= 32 ? 128 : 64, 64 * 128> {
+struct HopperLinearTile : HopperStreamTile<kRows, kGroups, kGroups == 1 ? 2 : 1,
+                                           kRows <= 32 && kGroups == 1 ? 128 : 64, 64 * 128> {
   // 64 KB of weights in the stages of all blocks are twice what memory's latency needs.
   static_assert(HopperLinearTile::kStages >= 4 && HopperLinearTile::kBlocks *
                                                           HopperLinearTile::kStages *

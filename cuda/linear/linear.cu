@@ -181,7 +181,7 @@ void linear(const LinearParams& p, const DeviceLimits& limits) {
   if (p.format != WeightFormat::kElements) {
     // Their callers see to it that x can be copied.
     const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
-    if (const StreamTile* tile = pick_packed(problem, limits)) {
+    if (const StreamTile* tile = pick_packed(problem, p.format, limits)) {
       return stream_linear(p, *tile, [&](const LinearLaunch& launch, dim3 grid) {
         by_format(p, [&]<class T, WeightFormat kFormat>() {
           launch_hopper_packed<T, kFormat>(launch, *tile, grid);

@@ -131,11 +131,14 @@ void choices() {
   const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},   {17, 32},   {33, 64},
                           {65, 96}, {84, 96}, {97, 128}, {128, 128}, {5000, 128}};
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
-  // More columns to a block where there is one for nine of ten multiprocessors.
+  // More columns to a block where the busiest multiprocessor has less to read with it. Of few rows
+  // memory is the limit: small blocks.
   const int widths[][4] = {
-      {84, 520, 4096, 64},     {84, 6144, 4096, 128},   {84, 28672, 4096, 128},
-      {64, 128256, 4096, 128}, {84, 4096, 14336, 128},  {32, 128256, 4096, 64},
-      {128, 15104, 1000, 64},  {128, 15105, 1000, 128}, {400, 4160, 4096, 128}};
+      {84, 520, 4096, 64},     {84, 6144, 4096, 256},  {84, 28672, 4096, 256},
+      {84, 4096, 4096, 128},   {84, 4096, 14336, 256}, {64, 128256, 4096, 256},
+      {32, 128256, 4096, 256}, {27, 28672, 4096, 256}, {27, 6144, 4096, 64},
+      {17, 28672, 4096, 64},   {128, 8448, 1000, 64},  {128, 8449, 1000, 128},
+      {400, 4160, 4096, 128},  {11, 28672, 4096, 64}};
   for (const auto& [rows, columns, depth, want] : widths) {
     const LinearProblem problem{rows, columns, depth, DType::kBF16, true, false};
     host::expect_equal("columns of a block", pick_linear(problem, hopper)->columns, want);
@@ -157,7 +160,8 @@ void choices() {
   host::expect_equal("overlapping", served(hopper, DType::kF16, 64, true, true), false);
   // Packed weights: the same rule over their tiles.
   const auto packed = [&](int rows, int columns, const DeviceLimits& limits) {
-    return pick_packed({rows, columns, 4096, DType::kF16, true, false}, limits);
+    return pick_packed({rows, columns, 4096, DType::kF16, true, false}, WeightFormat::kQ4_0,
+                       limits);
   };
   const int chosen[][4] = {{1, 4096, 8, 64},     {9, 4096, 32, 64},   {33, 520, 64, 64},
                            {64, 28672, 64, 128}, {84, 520, 96, 64},   {84, 28672, 96, 128},
@@ -172,7 +176,7 @@ void choices() {
     }
   }
   // Slices: of the matrix alone, none of them empty, no chain across them.
-  const int shapes[][3] = {{6144, 4096, 4}, {4096, 4096, 4}, {28672, 4096, 1}, {4096, 14336, 4},
+  const int shapes[][3] = {{6144, 4096, 4}, {4096, 4096, 4}, {28672, 4096, 1}, {4096, 14336, 8},
                            {1024, 4096, 4}, {64, 65536, 8},  {64, 2047, 1},    {64, 2048, 2}};
   for (const auto& [columns, depth, slices] : shapes) {
     host::expect_equal("slices", stream_cut(columns, depth).slices, slices);
@@ -206,10 +210,13 @@ int main() {
     product<8, 1>(3, 70, 300, 1, schedule);
     product<16, 1>(16, 64, 2060, 2, schedule);
     product<32, 1>(40, 130, 1400, 1, schedule);
+    product<32, 4>(30, 300, 1400, 1, schedule);
     product<64, 1>(61, 200, 1100, 1, schedule);
     product<64, 2>(70, 200, 1100, 1, schedule);
+    product<64, 4>(60, 260, 1100, 1, schedule);
     product<96, 1>(84, 130, 904, 1, schedule);
     product<96, 2>(84, 300, 1704, 1, schedule);
+    product<96, 4>(100, 450, 1704, 1, schedule);
     product<128, 1>(130, 130, 700, 1, schedule);
     product<128, 2>(128, 65, 2100, 2, schedule);
     // Strips and tiles of k that do not exist; rings walked more than once; chains; slices.

@@ -13,18 +13,27 @@ static_assert(sizeof(HopperLinearShared<HopperLinearTile<16, 1>>) == 103424 &&
 static_assert(sizeof(HopperLinearShared<HopperLinearTile<32, 1>>) == 99328 &&
               HopperLinearTile<32, 1>::kThreads == 192 && HopperLinearTile<32, 1>::kColumns == 64 &&
               HopperLinearTile<32, 1>::kStages == 4);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<32, 4>>) == 222208 &&
+              HopperLinearTile<32, 4>::kThreads == 576 &&
+              HopperLinearTile<32, 4>::kColumns == 256 && HopperLinearTile<32, 4>::kStages == 6);
 static_assert(sizeof(HopperLinearShared<HopperLinearTile<64, 1>>) == 115712 &&
               HopperLinearTile<64, 1>::kThreads == 192 && HopperLinearTile<64, 1>::kColumns == 64 &&
               HopperLinearTile<64, 1>::kStages == 7);
 static_assert(sizeof(HopperLinearShared<HopperLinearTile<64, 2>>) == 222208 &&
               HopperLinearTile<64, 2>::kThreads == 320 &&
               HopperLinearTile<64, 2>::kColumns == 128 && HopperLinearTile<64, 2>::kStages == 9);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<64, 4>>) == 205824 &&
+              HopperLinearTile<64, 4>::kThreads == 576 &&
+              HopperLinearTile<64, 4>::kColumns == 256 && HopperLinearTile<64, 4>::kStages == 5);
 static_assert(sizeof(HopperLinearShared<HopperLinearTile<96, 1>>) == 103424 &&
               HopperLinearTile<96, 1>::kThreads == 192 && HopperLinearTile<96, 1>::kColumns == 64 &&
               HopperLinearTile<96, 1>::kStages == 5);
 static_assert(sizeof(HopperLinearShared<HopperLinearTile<96, 2>>) == 230400 &&
               HopperLinearTile<96, 2>::kThreads == 320 &&
               HopperLinearTile<96, 2>::kColumns == 128 && HopperLinearTile<96, 2>::kStages == 8);
+static_assert(sizeof(HopperLinearShared<HopperLinearTile<96, 4>>) == 226304 &&
+              HopperLinearTile<96, 4>::kThreads == 640 &&
+              HopperLinearTile<96, 4>::kColumns == 256 && HopperLinearTile<96, 4>::kStages == 5);
 static_assert(sizeof(HopperLinearShared<HopperLinearTile<128, 1>>) == 99328 &&
               HopperLinearTile<128, 1>::kThreads == 192 &&
               HopperLinearTile<128, 1>::kColumns == 64 && HopperLinearTile<128, 1>::kStages == 4);
@@ -41,17 +50,26 @@ void hopper_linear_f16_r16(const LinearLaunch& launch, dim3 grid) {
 void hopper_linear_f16_r32(const LinearLaunch& launch, dim3 grid) {
   launch_hopper_linear<__half, HopperLinearTile<32, 1>>(launch, grid);
 }
+void hopper_linear_f16_r32ww(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__half, HopperLinearTile<32, 4>>(launch, grid);
+}
 void hopper_linear_f16_r64(const LinearLaunch& launch, dim3 grid) {
   launch_hopper_linear<__half, HopperLinearTile<64, 1>>(launch, grid);
 }
 void hopper_linear_f16_r64w(const LinearLaunch& launch, dim3 grid) {
   launch_hopper_linear<__half, HopperLinearTile<64, 2>>(launch, grid);
 }
+void hopper_linear_f16_r64ww(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__half, HopperLinearTile<64, 4>>(launch, grid);
+}
 void hopper_linear_f16_r96(const LinearLaunch& launch, dim3 grid) {
   launch_hopper_linear<__half, HopperLinearTile<96, 1>>(launch, grid);
 }
 void hopper_linear_f16_r96w(const LinearLaunch& launch, dim3 grid) {
   launch_hopper_linear<__half, HopperLinearTile<96, 2>>(launch, grid);
+}
+void hopper_linear_f16_r96ww(const LinearLaunch& launch, dim3 grid) {
+  launch_hopper_linear<__half, HopperLinearTile<96, 4>>(launch, grid);
 }
 void hopper_linear_f16_r128(const LinearLaunch& launch, dim3 grid) {
   launch_hopper_linear<__half, HopperLinearTile<128, 1>>(launch, grid);

@@ -6,12 +6,14 @@ namespace specdec::cuda {
 
 LinearLauncher linear_launcher(std::size_t index) {
   static constexpr LinearLauncher kLaunchers[] = {
-      hopper_linear_bf16_r8,   hopper_linear_bf16_r16,  hopper_linear_bf16_r32,
-      hopper_linear_bf16_r64,  hopper_linear_bf16_r64w, hopper_linear_bf16_r96,
-      hopper_linear_bf16_r96w, hopper_linear_bf16_r128, hopper_linear_bf16_r128w,
-      hopper_linear_f16_r8,    hopper_linear_f16_r16,   hopper_linear_f16_r32,
-      hopper_linear_f16_r64,   hopper_linear_f16_r64w,  hopper_linear_f16_r96,
-      hopper_linear_f16_r96w,  hopper_linear_f16_r128,  hopper_linear_f16_r128w,
+      hopper_linear_bf16_r8,    hopper_linear_bf16_r16,  hopper_linear_bf16_r32,
+      hopper_linear_bf16_r32ww, hopper_linear_bf16_r64,  hopper_linear_bf16_r64w,
+      hopper_linear_bf16_r64ww, hopper_linear_bf16_r96,  hopper_linear_bf16_r96w,
+      hopper_linear_bf16_r96ww, hopper_linear_bf16_r128, hopper_linear_bf16_r128w,
+      hopper_linear_f16_r8,     hopper_linear_f16_r16,   hopper_linear_f16_r32,
+      hopper_linear_f16_r32ww,  hopper_linear_f16_r64,   hopper_linear_f16_r64w,
+      hopper_linear_f16_r64ww,  hopper_linear_f16_r96,   hopper_linear_f16_r96w,
+      hopper_linear_f16_r96ww,  hopper_linear_f16_r128,  hopper_linear_f16_r128w,
   };
   static_assert(std::size(kLaunchers) == std::size(kLinearInstances));
   return kLaunchers[index];
