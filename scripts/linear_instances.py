@@ -119,6 +119,15 @@ def linear_files() -> dict[str, str]:
                 "\n}  // namespace specdec::cuda",
             ]
         )
+        files[f"{LINEAR_FOLDER}/hopper_e4m3_{dtype}.cu"] = "\n".join(
+            [
+                HEADER + '#include "linear/hopper_e4m3.cuh"\n',
+                "namespace specdec::cuda {\n",
+                f"template void launch_hopper_e4m3<{DTYPES[dtype]}>"
+                "(const LinearLaunch&, StreamTile, dim3);",
+                "\n}  // namespace specdec::cuda",
+            ]
+        )
         for format in PACKED_FORMATS:
             files[f"{LINEAR_FOLDER}/hopper_packed_{dtype}_{format.lower()}.cu"] = "\n".join(
                 [

@@ -56,7 +56,7 @@ struct Backend {
 
   // Scratch of linear; null: none.
   ScratchBytes (*linear_scratch_bytes)(std::int32_t rows, std::int32_t columns, std::int32_t depth,
-                                       DType dtype) = nullptr;
+                                       DType dtype, WeightFormat format) = nullptr;
 
   // Null where no kernel is chosen by device.
   DeviceLimits (*limits)(int device) = nullptr;

@@ -26,8 +26,12 @@ struct LinearParams {
   DType dtype = DType::kF32;  // of all of them: f32, f16 or bf16
   // With a packed weight: 16-bit dtypes, depths of whole groups, rows of x at multiples of 16
   // bytes. The result is that of kElements on the same device, with the weight rounded to the
-  // dtype.
+  // dtype. With kF8_A8 each row of x is rounded to e4m3 with a scale of its own first
+  // (algo/e4m3_row.h), which multiplies the row's sums before the bias is added. Devices of 9.0
+  // then multiply e4m3 numbers: sums over 64 k, each times the column's scale, one added to the
+  // other.
   WeightFormat format = WeightFormat::kElements;
+  const float* row_scales = nullptr;  // [rows] of an x that is rounded already; null: 1
   // The weight was there before the stream's last kernel was enqueued, so a device may read it
   // while that one still runs.
   bool constant_weight = false;

@@ -63,8 +63,7 @@ constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
   for (const LinearInstance& one : kLinearInstances) {
     if (one.dtype != problem.dtype) continue;
     if (one.smem_bytes > limits.shared_bytes) return nullptr;
-    if (best == nullptr ||
-        better_tile(best->tile(), one.tile(), problem, kElementBytes, limits)) {
+    if (best == nullptr || better_tile(best->tile(), one.tile(), problem, kElementBytes, limits)) {
       best = &one;
     }
   }

@@ -12,7 +12,8 @@ namespace specdec {
 // kElements: a matrix of the call's dtype. The others stand for
 //   weight = (number - zero) * scale, plus a minimum where there is one,
 // in float32, one scale and minimum for `group` successive k of a column; the products take it
-// rounded to the call's dtype. Numbers of kF8_G are e4m3.
+// rounded to the call's dtype. Numbers of kF8_G are e4m3, and so are those of kF8_A8, whose
+// products take x as e4m3, too: see LinearParams.
 enum class WeightFormat : std::int32_t {
   kElements,
   kQ8_0,
@@ -24,6 +25,7 @@ enum class WeightFormat : std::int32_t {
   kQ5_K,
   kQ6_K,
   kF8_G,
+  kF8_A8,
 };
 
 // A tile is 32 columns by 64 k, whole tiles only: [numbers][scales][minimums], every part a
@@ -80,7 +82,7 @@ struct PackedLayout {
 
 // A minimum is added to the rounded product. kQ4_K and those in front of it hold products that are
 // exact: their scales have at most 20 bits (ops.pack_weight).
-inline constexpr std::array<PackedLayout, 9> kPackedLayouts{{
+inline constexpr std::array<PackedLayout, 10> kPackedLayouts{{
     {WeightFormat::kQ8_0, "q8_0", 8, 128, false, 32, false},
     {WeightFormat::kQ4_0, "q4_0", 4, 8, false, 32, false},
     {WeightFormat::kQ4_1, "q4_1", 4, 0, true, 32, false},
@@ -90,6 +92,7 @@ inline constexpr std::array<PackedLayout, 9> kPackedLayouts{{
     {WeightFormat::kQ5_K, "q5_k", 8, 0, true, 32, true},
     {WeightFormat::kQ6_K, "q6_k", 8, 128, false, 16, true},
     {WeightFormat::kF8_G, "f8_g", 8, 0, false, 64, true},
+    {WeightFormat::kF8_A8, "f8_a8", 8, 0, false, 64, true},
 }};
 
 constexpr const PackedLayout& packed_layout(WeightFormat format) {

@@ -90,12 +90,17 @@ void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
   call.run(&Backend::rms_norm, p);
 }
 
+const PackedLayout& packed_layout_named(const std::string& format) {
+  const PackedLayout* layout = find_packed_layout(format);
+  SPECDEC_REQUIRE(layout != nullptr, "format = '", format,
+                  "': give q8_0, q4_0, q4_1, q4_g, q4_k, q8_g, q5_k, q6_k, f8_g or f8_a8");
+  return *layout;
+}
+
 // Tiles of a weight [columns, depth] that `format` names: `p` becomes a call on them.
 BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string& format,
                              std::int64_t columns, LinearParams& p) {
-  const PackedLayout* layout = find_packed_layout(format);
-  SPECDEC_REQUIRE(layout != nullptr, "format = '", format,
-                  "': give q8_0, q4_0, q4_1, q4_g, q4_k, q8_g, q5_k, q6_k or f8_g");
+  const PackedLayout* layout = &packed_layout_named(format);
   SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "weight has ", columns,
                   " rows: give 1..", kMaxLinearColumns);
   SPECDEC_REQUIRE(p.depth % layout->group == 0, "x has ", p.depth, " columns: a weight in ", format,
@@ -173,22 +178,25 @@ void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bo
                   " does: it is written while that is read");
   const auto ask = call.backend().linear_scratch_bytes;
   const ScratchBytes scratch =
-      ask == nullptr ? ScratchBytes{} : ask(p.rows, p.columns, p.depth, p.dtype);
+      ask == nullptr ? ScratchBytes{} : ask(p.rows, p.columns, p.depth, p.dtype, p.format);
   p.exec = call.context(0, scratch.needed, scratch.wanted);
   call.run(&Backend::linear, p);
 }
 
 std::int64_t linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
-                                  const std::string& dtype, const std::string& backend) {
+                                  const std::string& dtype, const std::string& backend,
+                                  const std::optional<std::string>& format) {
   const Backend& where = find_backend(backend);
   SPECDEC_REQUIRE(rows >= 0, "rows = ", rows, ": give 0 or more");
   SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "columns = ", columns, ": give 1..",
                   kMaxLinearColumns);
   SPECDEC_REQUIRE(depth >= 1 && depth <= kMaxDepth, "depth = ", depth, ": give 1..", kMaxDepth);
+  const PackedLayout* layout = format ? &packed_layout_named(*format) : nullptr;
   for (const DType type : kRowTypes) {
     if (dtype != dtype_name(type)) continue;
     if (where.linear_scratch_bytes == nullptr) return 0;
-    return where.linear_scratch_bytes(rows, columns, depth, type).wanted;
+    const WeightFormat kept = layout == nullptr ? WeightFormat::kElements : layout->format;
+    return where.linear_scratch_bytes(rows, columns, depth, type, kept).wanted;
   }
   throw py::value_error(detail::join("dtype = '", dtype, "': give float32, bfloat16 or float16"));
 }
@@ -234,7 +242,7 @@ void register_rows(py::module_& m) {
         py::arg("format") = py::none(), py::arg("columns") = 0, py::arg("cut_columns") = 0,
         "See specdec_ext.ops.linear.");
   m.def("linear_scratch_bytes", &linear_scratch_bytes, py::arg("rows"), py::arg("columns"),
-        py::arg("depth"), py::arg("dtype"), py::arg("backend"),
+        py::arg("depth"), py::arg("dtype"), py::arg("backend"), py::arg("format") = py::none(),
         "See specdec_ext.ops.linear_scratch_bytes.");
   m.def("gated_activation", &gated_activation, py::arg("x"), py::kw_only(), py::arg("out"),
         py::arg("activation") = "silu", py::arg("backend") = py::none(), py::arg("stream") = 0,

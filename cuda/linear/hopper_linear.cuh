@@ -3,7 +3,8 @@
 //
 // Grid      row tiles of one column tile are neighbours. y: slices of k (stream_cut), whose sums
 //           linear.cu adds in order.
-// Block     one, two or four consumer warpgroups, each with 64 columns, and two loading warps, which fill
+// Block     one, two or four consumer warpgroups, each with 64 columns, and two loading warps,
+// which fill
 //           a ring of stages of 64 or 128 k by bulk tensor copies. One brings weights, if they are
 //           constant before the previous kernel has ended, the other x. Small blocks are two to a
 //           multiprocessor, so that one streams while the other begins or ends.
@@ -84,9 +85,9 @@ __device__ __forceinline__ void load_weights(const LinearLaunch& launch,
   for (std::int32_t i = 0; i < block.stages; ++i) {
     const std::int32_t k = block.first_k + i * Tile::kDepth;
     if (i >= Tile::kStages) gpu::mbarrier_wait(&shared.free[stage], round ^ 1);
-    gpu::mbarrier_arrive_expect_tx(&shared.full[stage],
-                                   weights.bytes(k, block.first_column) +
-                                       static_cast<unsigned>(block.rows) * (Tile::kPanels * 128));
+    gpu::mbarrier_arrive_expect_tx(
+        &shared.full[stage], weights.bytes(k, block.first_column) +
+                                 static_cast<unsigned>(block.rows) * (Tile::kRowPanels * 128));
     weights.load(shared.weights[stage], &shared.full[stage], k, block.first_column);
     if (++stage == Tile::kStages) stage = 0, round ^= 1;
   }
@@ -99,7 +100,7 @@ __device__ __forceinline__ void clear_rows(const HopperLinearBlock<Tile>& block,
   constexpr int kVectors = Tile::kRowPanelBytes / 16;
   const int first = block.rows * 8;  // 16 bytes each, 8 to a line
   if (first == kVectors) return;
-  for (int panel = 0; panel < Tile::kStages * Tile::kPanels; ++panel) {
+  for (int panel = 0; panel < Tile::kStages * Tile::kRowPanels; ++panel) {
     uint4* lines = reinterpret_cast<uint4*>(shared.rows[0] + panel * Tile::kRowPanelBytes);
     for (int i = first + static_cast<int>(threadIdx.x); i < kVectors; i += Tile::kConsumers) {
       lines[i] = make_uint4(0, 0, 0, 0);
@@ -120,10 +121,10 @@ __device__ __forceinline__ void load_rows(const HopperLinearBlock<Tile>& block,
   for (std::int32_t i = 0; i < block.stages; ++i) {
     if (i >= Tile::kStages) gpu::mbarrier_wait(&shared.free[stage], round ^ 1);
 #pragma unroll
-    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    for (int panel = 0; panel < Tile::kRowPanels; ++panel) {
       gpu::tma_load_2d(
           shared.rows[stage] + panel * Tile::kRowPanelBytes, row_map, &shared.full[stage],
-          block.first_k + i * Tile::kDepth + panel * Tile::kPanelDepth, block.first_row);
+          block.first_k + i * Tile::kDepth + panel * Tile::kLineDepth, block.first_row);
     }
     if (++stage == Tile::kStages) stage = 0, round ^= 1;
   }
@@ -282,16 +283,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                [&](float (&total)[Tile::kRows / 2]) { sum_slice<T>(block, shared, total); });
 }
 
-// A matrix [rows, depth] of 16-bit elements, in boxes of 64 k by `box_rows`.
+// A matrix [rows, depth] of elements of 2 bytes, or 1, in boxes of 128 bytes of k by `box_rows`.
 inline gpu::TensorMap linear_tensor_map(const void* base, std::int32_t rows, std::int32_t depth,
-                                        std::int64_t row_stride, int box_rows) {
+                                        std::int64_t row_stride, int box_rows,
+                                        int element_bytes = 2) {
   const std::uint64_t dims[] = {static_cast<std::uint64_t>(depth),
                                 static_cast<std::uint64_t>(rows)};
   // One row has no stride to speak of.
   const std::int64_t stride = rows > 1 ? row_stride : (depth + 7) / 8 * 8;
-  const std::uint64_t strides[] = {static_cast<std::uint64_t>(stride) * 2};
-  const std::uint32_t box[] = {64, static_cast<std::uint32_t>(box_rows)};
-  return gpu::encode_tensor_map(2, base, 2, dims, strides, box, gpu::Swizzle::b128);
+  const std::uint64_t strides[] = {static_cast<std::uint64_t>(stride) *
+                                   static_cast<std::uint64_t>(element_bytes)};
+  const std::uint32_t box[] = {128u / static_cast<unsigned>(element_bytes),
+                               static_cast<std::uint32_t>(box_rows)};
+  return gpu::encode_tensor_map(element_bytes, base, 2, dims, strides, box, gpu::Swizzle::b128);
 }
 
 inline gpu::TensorMap linear_row_map(const LinearLaunch& launch) {

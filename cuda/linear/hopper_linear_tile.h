@@ -1,4 +1,5 @@
-// Sizes of the linear layer's kernels for sm_90a (hopper_linear.cuh, hopper_packed.cuh). Plain
+// Sizes of the linear layer's kernels for sm_90a (hopper_linear.cuh, hopper_packed.cuh,
+// hopper_e4m3.cuh). Plain
 // constants: the instance table and the choice of a kernel read them without a GPU compiler.
 #pragma once
 
@@ -12,7 +13,9 @@ namespace specdec::cuda {
 // 64 columns, the M of the instruction. They share x, which then crosses L2 for half the blocks.
 // kBlocks_: on a multiprocessor. With more than one, one fills its ring or stores its tile while
 // another streams. kDepth_: k of a stage. kGroupPanelBytes: of weights, for 64 columns and 64 k.
-template <int kRows_, int kGroups, int kBlocks_, int kDepth_, int kGroupPanelBytes>
+// kRowElementBytes: of x.
+template <int kRows_, int kGroups, int kBlocks_, int kDepth_, int kGroupPanelBytes,
+          int kRowElementBytes = 2>
 struct HopperStreamTile {
   static constexpr int kRows = kRows_;
   static constexpr int kGroupColumns = kStreamColumns;
@@ -29,16 +32,20 @@ struct HopperStreamTile {
   static constexpr int kThreads = kConsumers + (kHandsOver ? 128 : 64);
   static constexpr int kBlocks = kBlocks_;
 
-  // A stage is kDepth of k: panels of 64 (of x, and of weights that are not packed, lines of 128
-  // bytes, the widest swizzle) of the block's weights, then of x.
+  // A stage is kDepth of k: panels of 64 of the block's weights (lines of 128 bytes if they are not
+  // packed, the widest swizzle), then of x.
   static constexpr int kPanelDepth = 64;
   static constexpr int kDepth = kDepth_;
   static constexpr int kPanels = kDepth / kPanelDepth;
   static_assert(kStreamDepth % kDepth == 0, "slices begin at whole stages");
   static constexpr int kWeightPanelBytes = kGroups * kGroupPanelBytes;
-  static constexpr int kRowPanelBytes = kRows * 128;
   static constexpr int kWeightBytes = kPanels * kWeightPanelBytes;
-  static constexpr int kRowBytes = kPanels * kRowPanelBytes;
+  // x in lines of 128 bytes: its panels have 64 k of 16 bits, or 128 of 8.
+  static constexpr int kRowElement = kRowElementBytes;
+  static constexpr int kLineDepth = 128 / kRowElement;
+  static constexpr int kRowPanels = kDepth / kLineDepth;
+  static constexpr int kRowPanelBytes = kRows * 128;
+  static constexpr int kRowBytes = kRowPanels * kRowPanelBytes;
   static constexpr int kStageBytes = kWeightBytes + kRowBytes;
   static constexpr int kChain = kStreamChain / kDepth;  // stages
 
@@ -71,6 +78,13 @@ struct HopperLinearTile : HopperStreamTile<kRows, kGroups, kGroups == 1 ? 2 : 1,
 template <WeightFormat kFormat, int kRows, int kGroups>
 struct HopperPackedTile : HopperStreamTile<kRows, kGroups, kGroups == 1 ? (kRows <= 32 ? 4 : 2) : 1,
                                            128, 2 * packed_layout(kFormat).tile_bytes()> {};
+
+// The same with x in e4m3: the operands are what the tiles hold, so there is no loop to name them
+// in.
+template <int kRows, int kGroups>
+struct HopperE4m3Tile
+    : HopperStreamTile<kRows, kGroups, kGroups == 1 ? (kRows <= 32 ? 4 : 2) : 1, 128,
+                       2 * packed_layout(WeightFormat::kF8_A8).tile_bytes(), 1> {};
 
 // Shared memory of a block.
 template <class Tile>

@@ -4,6 +4,7 @@
 #include "backend/linear_pick.h"
 #include "decoder/row_elements.cuh"
 #include "gpu/gpu.cuh"
+#include "linear/e4m3_rows.h"
 #include "linear/instances/launchers.h"
 #include "linear/linear.h"
 #include "linear/linear_plan.h"
@@ -111,20 +112,18 @@ void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   }
 }
 
-// Calls f with the launch of each `launch_rows` rows in turn.
+// Calls f with the launch of each `launch_rows` rows in turn. x_bytes: of an element of x.
 template <class F>
 void for_each_launch(const LinearParams& p, std::int32_t launch_rows, std::int64_t row_bytes,
-                     std::int64_t pitch, F f) {
-  const auto at = [&](const void* base, std::int64_t row, std::int64_t stride) {
-    return static_cast<const char*>(base) +
-           row * stride * static_cast<std::int64_t>(dtype_bytes(p.dtype));
-  };
+                     std::int64_t pitch, std::int64_t x_bytes, F f) {
+  const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
   for (std::int32_t first = 0; first < p.rows; first += launch_rows) {
     LinearLaunch launch{};
     launch.call = p;
     launch.call.rows = std::min(launch_rows, p.rows - first);
-    launch.call.x = at(p.x, first, p.x_row_stride);
-    launch.call.out = const_cast<char*>(at(p.out, first, p.out_row_stride));
+    launch.call.x = static_cast<const char*>(p.x) + first * p.x_row_stride * x_bytes;
+    launch.call.out = static_cast<char*>(p.out) + first * p.out_row_stride * out_bytes;
+    if (p.row_scales != nullptr) launch.call.row_scales = p.row_scales + first;
     launch.partial = row_bytes > 0 ? static_cast<float*>(p.exec.workspace) : nullptr;
     launch.pitch = pitch;
     launch.unit_stride = launch_rows * pitch;
@@ -138,15 +137,15 @@ LinearProblem problem_of(const LinearParams& p) {
           p.dtype, serves_matrix(p), p.columns > 1 && p.weight_row_stride < p.depth};
 }
 
-// start(launch, grid) starts the kernel of such tiles.
+// start(launch, grid) starts the kernel of such tiles. x_bytes: of an element of x.
 template <class F>
-void stream_linear(const LinearParams& p, const StreamTile& tile, F start) {
+void stream_linear(const LinearParams& p, const StreamTile& tile, std::int64_t x_bytes, F start) {
   const LinearDeal deal = deal_linear(tile, p.rows, p.columns, p.depth, p.cut_columns);
   // Rows that share memory are no matrix to the copy engine: one by one.
   const bool overlaps = p.rows > 1 && p.x_row_stride < p.depth;
   const std::int32_t launch_rows =
       overlaps ? 1 : rows_per_launch(deal.row_bytes, tile.row_tile, p.rows, p.exec.workspace_bytes);
-  for_each_launch(p, launch_rows, deal.row_bytes, deal.pitch, [&](LinearLaunch& launch) {
+  for_each_launch(p, launch_rows, deal.row_bytes, deal.pitch, x_bytes, [&](LinearLaunch& launch) {
     launch.part_depth = deal.cut.slice_depth;
     launch.parts_per_unit = 1;
     launch.row_tiles = (launch.call.rows - 1) / tile.row_tile + 1;
@@ -157,11 +156,18 @@ void stream_linear(const LinearParams& p, const StreamTile& tile, F start) {
   });
 }
 
-}  // namespace
+// Bytes of a row of x that is rounded to e4m3, its scale included, in either form.
+constexpr std::int64_t e4m3_row_bytes(std::int32_t depth) {
+  return std::int64_t{2} * e4m3_pitch(depth) + 4;
+}
+constexpr std::int64_t kScratchAlignment = 256;
 
-ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
-                                  DType dtype) {
-  if (rows <= 0 || dtype == DType::kF32) return {};
+constexpr std::int64_t aligned_scratch(std::int64_t bytes) {
+  return (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+}
+
+// Scratch for partial sums.
+ScratchBytes scratch_of_sums(std::int32_t rows, std::int32_t columns, std::int32_t depth) {
   const auto wanted = [&](std::int64_t row_bytes, std::int32_t row_tile) {
     const std::int64_t most = std::max(row_bytes, kLinearMaxPartialBytes);
     return rows_per_launch(row_bytes, row_tile, rows, most) * row_bytes;
@@ -176,13 +182,63 @@ ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
   return scratch;
 }
 
+// Rounds as many rows at a time as there is scratch for, beside the sums of one row, and multiplies
+// these.
+void linear_of_e4m3_rows(const LinearParams& p, const DeviceLimits& limits) {
+  const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
+  const StreamTile* tile = pick_packed(problem, p.format, limits);
+  const std::int64_t sums = scratch_of_sums(1, p.columns, p.depth).needed;
+  const std::int64_t room = p.exec.workspace_bytes - sums - 3 * kScratchAlignment;
+  const auto most = std::max<std::int64_t>(1, room / e4m3_row_bytes(p.depth));
+  for (std::int32_t first = 0, rows; first < p.rows; first += rows) {
+    rows = static_cast<std::int32_t>(std::min<std::int64_t>(most, p.rows - first));
+    LinearParams part = p;
+    part.rows = rows;
+    part.x = static_cast<const char*>(p.x) + first * p.x_row_stride * 2;
+    part.out = static_cast<char*>(p.out) + first * p.out_row_stride * 2;
+    E4m3Rows to{p.exec.workspace, nullptr, tile != nullptr};
+    const std::int64_t numbers = aligned_scratch(rows * to.row_bytes(p.depth));
+    const std::int64_t used = numbers + aligned_scratch(rows * std::int64_t{4});
+    to.scales = reinterpret_cast<float*>(static_cast<char*>(p.exec.workspace) + numbers);
+    round_rows(part, to);
+    part.x = to.numbers;
+    part.x_row_stride = to.row_bytes(p.depth) / (to.bytes ? 1 : 2);
+    part.row_scales = to.scales;
+    part.exec.workspace = static_cast<char*>(p.exec.workspace) + used;
+    part.exec.workspace_bytes = p.exec.workspace_bytes - used;
+    if (tile == nullptr) {
+      part.format = WeightFormat::kF8_G;
+      linear(part, limits);
+      continue;
+    }
+    stream_linear(part, *tile, 1, [&](const LinearLaunch& launch, dim3 grid) {
+      (p.dtype == DType::kBF16 ? launch_hopper_e4m3<__nv_bfloat16>
+                               : launch_hopper_e4m3<__half>)(launch, *tile, grid);
+    });
+  }
+}
+
+}  // namespace
+
+ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
+                                  DType dtype, WeightFormat format) {
+  if (rows <= 0 || dtype == DType::kF32) return {};
+  ScratchBytes scratch = scratch_of_sums(rows, columns, depth);
+  if (format == WeightFormat::kF8_A8) {
+    scratch.needed += e4m3_row_bytes(depth) + 3 * kScratchAlignment;
+    scratch.wanted += rows * e4m3_row_bytes(depth) + 3 * kScratchAlignment;
+  }
+  return scratch;
+}
+
 void linear(const LinearParams& p, const DeviceLimits& limits) {
   if (p.rows == 0) return;
+  if (p.format == WeightFormat::kF8_A8) return linear_of_e4m3_rows(p, limits);
   if (p.format != WeightFormat::kElements) {
     // Their callers see to it that x can be copied.
     const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
     if (const StreamTile* tile = pick_packed(problem, p.format, limits)) {
-      return stream_linear(p, *tile, [&](const LinearLaunch& launch, dim3 grid) {
+      return stream_linear(p, *tile, 2, [&](const LinearLaunch& launch, dim3 grid) {
         by_format(p, [&]<class T, WeightFormat kFormat>() {
           launch_hopper_packed<T, kFormat>(launch, *tile, grid);
         });
@@ -195,13 +251,14 @@ void linear(const LinearParams& p, const DeviceLimits& limits) {
     }
     if (const LinearInstance* instance = pick_linear(problem_of(p), limits)) {
       const auto index = static_cast<std::size_t>(instance - kLinearInstances.data());
-      return stream_linear(p, instance->tile(), linear_launcher(index));
+      return stream_linear(p, instance->tile(), 2, linear_launcher(index));
     }
   }
   const LinearPlan plan = plan_linear(p.rows, p.columns, p.depth);
   const std::int32_t launch_rows =
       rows_per_launch(plan.row_bytes, plan.tile.row_tile, p.rows, p.exec.workspace_bytes);
-  for_each_launch(p, launch_rows, plan.row_bytes, plan.pitch, [&](LinearLaunch& launch) {
+  const auto x_bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  for_each_launch(p, launch_rows, plan.row_bytes, plan.pitch, x_bytes, [&](LinearLaunch& launch) {
     launch.part_depth = linear_cut(p.depth).part_depth;
     launch.parts_per_unit = plan.parts_per_unit;
     launch.row_tiles = (launch.call.rows - 1) / plan.tile.row_tile + 1;

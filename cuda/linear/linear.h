@@ -11,9 +11,9 @@ namespace specdec::cuda {
 
 void linear(const LinearParams& params, const DeviceLimits& limits);
 
-// Scratch for partial sums, where k is cut over blocks, on whichever device. With less than it
-// wants a call takes several launches.
+// Scratch for partial sums, where k is cut over blocks, and for rows of x that are rounded, on
+// whichever device. With less than it wants a call takes several launches.
 ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
-                                  DType dtype);
+                                  DType dtype, WeightFormat format);
 
 }  // namespace specdec::cuda

@@ -31,6 +31,11 @@ __device__ __forceinline__ void store_sums(const LinearLaunch& launch, std::int3
     store_floats(sums, to, true);
     return;
   }
+  if (call.row_scales != nullptr) {
+    const float scale = call.row_scales[row];
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) sums[i] *= scale;
+  }
   const T* bias = static_cast<const T*>(call.bias);
   T* out = static_cast<T*>(call.out) + row * call.out_row_stride + column;
   const bool whole = launch.aligned_out && column + kLaneElements <= call.columns;

@@ -29,5 +29,8 @@ template <class T, WeightFormat kFormat>
 void launch_packed(const LinearLaunch& launch, std::int32_t row_tile, dim3 grid);
 template <class T, WeightFormat kFormat>
 void launch_hopper_packed(const LinearLaunch& launch, StreamTile tile, dim3 grid);
+// For kF8_A8 on 9.0, with x from round_rows(); in instances/hopper_e4m3_*.cu.
+template <class T>
+void launch_hopper_e4m3(const LinearLaunch& launch, StreamTile tile, dim3 grid);
 
 }  // namespace specdec::cuda

@@ -2070,6 +2070,7 @@ def linear_scratch_bytes(
     depth: typing.SupportsInt | typing.SupportsIndex,
     dtype: str,
     backend: str,
+    format: str | None = None,
 ) -> int:
     """
     See specdec_ext.ops.linear_scratch_bytes.

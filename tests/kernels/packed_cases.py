@@ -21,7 +21,7 @@ FORMATS = (*HALF_FORMATS, *WIDE_FORMATS)
 # Elements and bytes of a block.
 BLOCKS = {
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q4_g": (32, 24), "q8_g": (32, 36),
-    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "f8_g": (64, 68),
+    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "f8_g": (64, 68), "f8_a8": (64, 68),
 }  # fmt: skip
 # What a case is kept as where that is not its format, and the bits of an element there.
 KEPT = {"q4_g/32": "q4_k", "q4_g/full": "q5_k", "q8_g/32": "q6_k"}
@@ -31,6 +31,7 @@ BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5, "q4_g": 5, "q4_k": 6, "q8_g": 8.5, 
 FACTORS = {
     "q8_0": [(0, "<f2")], "q4_0": [(0, "<f2")], "q4_1": [(0, "<f2"), (2, "<f2")],
     "q4_g": [(0, "<f4"), (4, "<f4")], "q8_g": [(0, "<f4")], "f8_g": [(0, "<f4")],
+    "f8_a8": [(0, "<f4")],
     "q4_k": [(0, "<f2"), (2, "<f2")], "q5_k": [(0, "<f2"), (2, "<f2")], "q6_k": [(208, "<f2")],
 }  # fmt: skip
 
@@ -107,7 +108,7 @@ def of_block(block: np.ndarray, format: str) -> list[np.float32]:
     data, scale = block[first + int(dtype[2]) :], get(block, format, 0)
     if format in ("q8_0", "q8_g"):
         return [np.float32(int(q)) * scale for q in data.view(np.int8)]
-    if format == "f8_g":
+    if format in ("f8_g", "f8_a8"):
         return [e4m3(int(code)) * scale for code in data]
     numbers = [int(b) & 15 for b in data] + [int(b) >> 4 for b in data]
     if format == "q4_0":
@@ -153,7 +154,15 @@ def random_blocks(columns: int, depth: int, format: str, seed: int = 1) -> np.nd
     count = depth // elements
     blocks = rng.integers(0, 256, (columns, count * bytes_of_block)).astype(np.uint8)
     # Largest magnitudes of the numbers, small scales of the K formats included.
-    largest = {"q8_0": 128, "q8_g": 128, "f8_g": 448, "q4_k": 945, "q5_k": 1953, "q6_k": 4096}
+    largest = {
+        "q8_0": 128,
+        "q8_g": 128,
+        "f8_g": 448,
+        "f8_a8": 448,
+        "q4_k": 945,
+        "q5_k": 1953,
+        "q6_k": 4096,
+    }
     size = 0.8 / math.sqrt(depth) / largest.get(format, 8)
 
     def factors(is_scale: bool) -> np.ndarray:
@@ -171,7 +180,7 @@ def random_blocks(columns: int, depth: int, format: str, seed: int = 1) -> np.nd
 
     for which in range(len(FACTORS[format])):
         set_factor(blocks, format, which, factors(which == 0))
-    if format == "f8_g":
+    if format in ("f8_g", "f8_a8"):
         codes = blocks.reshape(columns, count, bytes_of_block)[..., 4:]
         codes[codes & 127 == 127] ^= 1
     return blocks

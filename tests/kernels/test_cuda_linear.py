@@ -348,16 +348,16 @@ def test_a_part_has_the_bits_of_the_whole(target: Target, major: int) -> None:
     """Few columns are cut into more slices, unless the product says of how many they are a part."""
     needs_emulation(target, major)
     with emulated_device(4, major=major):
-        layer = cancelling_layer(2, 8192, 4096, torch.bfloat16)
+        layer = cancelling_layer(2, 10240, 4096, torch.bfloat16)
         x, weight = target.put(layer.x), target.put(layer.weight)
-        whole = target.put(torch.empty(2, 8192, dtype=torch.bfloat16))
+        whole = target.put(torch.empty(2, 10240, dtype=torch.bfloat16))
         ops.linear(x, weight, out=whole, backend=target.backend)
         differing = 0
         for columns in (slice(0, 96), slice(1000, 1100)):
             part = weight[columns]
             own, cut = (torch.empty_like(whole[:, columns]).contiguous() for _ in range(2))
             ops.linear(x, part, out=own, backend=target.backend)
-            ops.linear(x, part, out=cut, cut_columns=8192, backend=target.backend)
+            ops.linear(x, part, out=cut, cut_columns=10240, backend=target.backend)
             assert same(cut, whole[:, columns].contiguous())
             differing += not same(own, cut)
         assert (differing > 0) == (major == 9)

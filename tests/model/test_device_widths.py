@@ -142,7 +142,12 @@ def test_a_float32_model_has_floats(tmp_path: Path, device: str) -> None:
 @devices
 @pytest.mark.parametrize(
     ("quantization", "format", "all_formats"),
-    [("int8", "q8_0", "q8_0"), ("int4", "q4_1", "q4_1, q8_0"), ("fp8", "f8_g", "f8_g, q8_0")],
+    [
+        ("int8", "q8_0", "q8_0"),
+        ("int4", "q4_1", "q4_1, q8_0"),
+        ("fp8", "f8_g", "f8_g, q8_0"),
+        ("fp8_w8a8", "f8_a8", "f8_a8, q8_0"),
+    ],
 )
 def test_floats_become_blocks_at_load(
     tmp_path: Path, device: str, quantization: str, format: str, all_formats: str
@@ -199,8 +204,8 @@ def test_a_head_of_some_tokens_is_packed_too(tmp_path: Path, device: str) -> Non
 KEPT = {
     "awq": "q4_g", "awq-32": "q4_0", "gptq": "q4_0", "gptq-asymmetric": "q4_g", "gptq_v2": "q4_g",
     "pack-quantized": "q4_0", "pack-asymmetric": "q4_g", "int-quantized": "q8_g",
-    "int-tensor": "q8_g", "float-channel": "f8_g", "float-block": "", "fp8": "f8_g",
-    "fp8-block": "f8_g", "modelopt": "f8_g",
+    "int-tensor": "q8_g", "float-tensor": "f8_g", "float-channel": "f8_a8", "float-block": "",
+    "fp8": "f8_a8", "fp8-block": "f8_g", "modelopt": "f8_a8",
 }  # fmt: skip
 
 
@@ -209,7 +214,7 @@ KEPT = {
 def test_a_quantised_checkpoint_scores_as_its_weights_in_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, name: str
 ) -> None:
-    """Bit for bit, as a GGUF file."""
+    """Bit for bit, as a GGUF file; where activations become e4m3, as near as these are."""
     monkeypatch.setenv("SPECDEC_EMU_LIMITS", f"8.0,4,{163 << 10}")
     folder, _, _ = save_quantised(tmp_path, name)
     own = load(folder, "cuda-emu-fast", numerics="exact")
@@ -220,7 +225,12 @@ def test_a_quantised_checkpoint_scores_as_its_weights_in_bfloat16(
     most = {"q4_0": 0.3, "q4_g": 0.32, "": 1.0}.get(KEPT[name], 0.54)
     assert layer.gate_up.nbytes <= most * wide.gate_up.nbytes
     ids = [token % 48 for token in prompt_ids(40, 5)]
-    assert torch.equal(scores(own, ids), scores(floats, ids))
+    found, expected = scores(own, ids), scores(floats, ids)
+    if KEPT[name] != "f8_a8":
+        assert torch.equal(found, expected)
+    else:
+        error = float((found - expected).norm() / expected.norm())
+        assert 0.005 < error < 0.12, error
 
 
 @EMULATED

@@ -43,11 +43,14 @@ class Products:
         self._exact, self._backend = exact, place.backend
         most = 0
         matrices = [part for weight in weights for part in parts_of(weight)]
-        shapes = {tuple(matrix.shape) for matrix in matrices if self._is_ours(matrix)}
+        ours = [matrix for matrix in matrices if self._is_ours(matrix)]
+        shapes = {(*matrix.shape, getattr(matrix, "format", None)) for matrix in ours}
         # The narrowest tiles may cut k into other units than the widest.
         for rows in {min(count, max_rows) for count in (8, 16, 32, 64, 128, _SCRATCH_ROWS)}:
-            for n, k in shapes:
-                asked = ops.linear_scratch_bytes(rows, n, k, dtype, backend=place.backend)
+            for n, k, format in shapes:
+                asked = ops.linear_scratch_bytes(
+                    rows, n, k, dtype, format=format, backend=place.backend
+                )
                 most = max(most, asked)
         # At a fixed address from the start: a captured graph holds it.
         self._scratch = torch.empty(most + 256, dtype=torch.uint8, device=place.device)

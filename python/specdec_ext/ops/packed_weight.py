@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .weight_blocks import BLOCK_SIZES, take_apart
+from .weight_blocks import BLOCK_SIZES, E4M3_FORMATS, take_apart
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,7 @@ _LAYOUTS = {
     "q5_k": _Layout(8, 0, 32, True, True),
     "q6_k": _Layout(8, 128, 16, True, False),
     "f8_g": _Layout(8, 0, 64, True, False),
+    "f8_a8": _Layout(8, 0, 64, True, False),
 }
 
 
@@ -87,7 +88,7 @@ class PackedWeight:
         numbers = tiles.gather(2, halves // 2)
         if bits == 4:
             numbers = numbers >> (halves % 2 * 4).byte() & 15
-        if self.format == "f8_g":
+        if self.format in E4M3_FORMATS:
             values = numbers.view(torch.float8_e4m3fn).float()
         else:
             values = (numbers.int() - layout.zero).float()
@@ -112,9 +113,10 @@ def pack_weight(blocks: Tensor, format: str) -> PackedWeight:
     Shapes   blocks uint8 [N, bytes of a row], on the device that will use them: of a GGUF file, or
              those that quantised checkpoints become (docs/kernels/quant_linear.md).
     Returns  the weight [N, K] on the same device, N rounded up to 32 and K to 64. Bits an element:
-             q8_0 8.5, q4_0 4.5, q4_1 5, q4_k 6, q5_k and q6_k 10, f8_g 8.5. q4_g has 5 and q8_g 8.5
-             where a scale serves 64 k; q4_g else becomes q4_k, q8_g q6_k. q4_g with a scale of
-             more than 20 bits becomes q5_k, whose kernel rounds products before it adds minimums.
+             q8_0 8.5, q4_0 4.5, q4_1 5, q4_k 6, q5_k and q6_k 10, f8_g and f8_a8 8.5. q4_g has 5
+             and q8_g 8.5 where a scale serves 64 k; q4_g else becomes q4_k, q8_g q6_k. q4_g with a
+             scale of more than 20 bits becomes q5_k, whose kernel rounds products before it adds
+             minimums.
     Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
     """
     import torch
@@ -143,7 +145,7 @@ def _kept_as(blocks: Tensor, format: str) -> str:
     import torch
 
     blocks = blocks.reshape(len(blocks), -1, BLOCK_SIZES[format][1])
-    if format == "f8_g":
+    if format in E4M3_FORMATS:
         nans = int((blocks[..., 4:] & 127 == 127).sum())
         if nans:
             raise ValueError(f"blocks holds {nans} e4m3 codes of NaN: give numbers")

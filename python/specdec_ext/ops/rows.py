@@ -88,6 +88,7 @@ def linear(
              returns one of a given size; None: this module keeps one.
              A PackedWeight has 8 or 4 bits an element: x is bfloat16 or float16, its rows begin at
              multiples of 16 bytes, and each element of the weight is rounded to that dtype first.
+             With format f8_a8 rows of x are rounded to e4m3, with a scale for each row.
     Writes   out. Sums are float32; the bias is added to the sum, which is rounded once.
     Returns  out.
     Speed    On a device, tensor cores compute 16-bit matrices with K a multiple of 8 whose rows
@@ -132,12 +133,20 @@ def _check_depth(x: Tensor, weight: PackedWeight) -> None:
 
 
 def linear_scratch_bytes(
-    rows: int, columns: int, depth: int, dtype: torch.dtype, *, backend: str = "cuda"
+    rows: int,
+    columns: int,
+    depth: int,
+    dtype: torch.dtype,
+    *,
+    format: str | None = None,
+    backend: str = "cuda",
 ) -> int:
     """Bytes of scratch that ``linear`` uses for x [rows, depth] and weight [columns, depth].
 
-    At most 128 MiB, or the partial sums of one row if these are larger. With less scratch a call
-    takes several launches.
+    At most 128 MiB, or the partial sums of one row if these are larger; with format f8_a8 as much
+    as the rounded x besides. With less scratch a call takes several launches.
+
+    format  of a PackedWeight; None: the weight is a tensor
     """
     name = str(dtype).removeprefix("torch.")
-    return _core.linear_scratch_bytes(rows, columns, depth, name, backend)
+    return _core.linear_scratch_bytes(rows, columns, depth, name, backend, format)

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BLOCK_SIZES", "take_apart"]
+__all__ = ["BLOCK_SIZES", "E4M3_FORMATS", "take_apart"]
 
 # Elements and bytes of a block.
 BLOCK_SIZES = {
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q4_g": (32, 24), "q8_g": (32, 36),
     "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "f8_g": (64, 68),
+    "f8_a8": (64, 68),
 }  # fmt: skip
+E4M3_FORMATS = ("f8_g", "f8_a8")  # numbers are e4m3; of f8_a8 those of x, too
 # Blocks of a scale, perhaps a minimum, and numbers.
 _HAS_MINIMUM = ("q4_1", "q4_g")
-_WIDE = ("q4_g", "q8_g", "f8_g")
+_WIDE = ("q4_g", "q8_g", *E4M3_FORMATS)
 
 
 def take_apart(blocks: Tensor, format: str) -> tuple[Tensor, list[Tensor]]:
@@ -41,7 +43,7 @@ def take_apart(blocks: Tensor, format: str) -> tuple[Tensor, list[Tensor]]:
     numbers = blocks[..., head:]
     if format in ("q4_0", "q4_1", "q4_g"):
         numbers = torch.cat([numbers & 15, numbers >> 4], -1)
-    elif format != "f8_g":
+    elif format not in E4M3_FORMATS:
         numbers = numbers ^ 128
     return numbers.reshape(n, -1), [factors[..., i] for i in range(count)]
 

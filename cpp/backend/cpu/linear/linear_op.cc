@@ -1,8 +1,11 @@
 #include "backend/cpu/linear/linear_op.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
+#include "algo/e4m3_row.h"
 #include "backend/cpu/e4m3.h"
 #include "backend/cpu/half.h"
 #include "base/thread_pool.h"
@@ -64,13 +67,25 @@ void widen_packed(const LinearParams& p, std::int64_t n, float* to) {
       std::memcpy(&bits, from, sizeof(bits));
       return f16_to_float(bits);
     };
-    float value = p.format == WeightFormat::kF8_G ? e4m3_to_float(static_cast<std::uint8_t>(number))
-                                                  : static_cast<float>(number - layout.zero);
+    float value = p.format == WeightFormat::kF8_G || p.format == WeightFormat::kF8_A8
+                      ? e4m3_to_float(static_cast<std::uint8_t>(number))
+                      : static_cast<float>(number - layout.zero);
     value *= factor(layout.number_bytes());
     if (layout.has_minimum) value += factor(layout.number_bytes() + layout.scale_bytes());
     to[k] = p.dtype == DType::kBF16 ? bf16_to_float(float_to_bf16(value))
                                     : f16_to_float(float_to_f16(value));
   }
+}
+
+// The row's numbers in place of its elements; the scale is returned.
+float round_to_e4m3(float* x, std::int32_t depth) {
+  std::uint32_t largest = 0;  // bits of a magnitude: those of a NaN are larger than any
+  for (std::int32_t k = 0; k < depth; ++k) {
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(x[k]) & 0x7fffffffu);
+  }
+  const float scale = e4m3_scale(std::bit_cast<float>(largest));
+  for (std::int32_t k = 0; k < depth; ++k) x[k] = e4m3_nearest(x[k] / scale);
+  return scale;
 }
 
 float dot(const float* a, const float* b, std::int32_t depth) {
@@ -91,6 +106,10 @@ void linear(const LinearParams& p) {
   for (std::int64_t r = 0; r < p.rows; ++r) {
     widen_row(p.x, p.dtype, r * p.x_row_stride, p.depth, x.data() + r * p.depth);
   }
+  std::vector<float> scales(static_cast<std::size_t>(p.rows), 1.0f);
+  for (std::int64_t r = 0; r < p.rows && p.format == WeightFormat::kF8_A8; ++r) {
+    scales[static_cast<std::size_t>(r)] = round_to_e4m3(x.data() + r * p.depth, p.depth);
+  }
   const std::int64_t column_ns = std::int64_t{p.depth} * (p.rows + 1);
   ThreadPool::global().run_items(p.columns, column_ns, [&](Range columns, int) {
     std::vector<float> weight(static_cast<std::size_t>(p.depth));
@@ -102,6 +121,7 @@ void linear(const LinearParams& p) {
       }
       for (std::int64_t r = 0; r < p.rows; ++r) {
         float sum = dot(x.data() + r * p.depth, weight.data(), p.depth);
+        sum *= scales[static_cast<std::size_t>(r)];
         if (p.bias != nullptr) sum += element(p.bias, p.dtype, n);
         store(sum, p.out, p.dtype, r * p.out_row_stride + n);
       }
