@@ -9,12 +9,12 @@ from benchmarks.gpu.machine import Counts, Device, loops_of
 # WeightFormat of cpp/backend/packed_weight.h, and bytes of a tile of 32 columns by 64 k.
 FORMATS = {"q8_0": (1, 2176), "q4_0": (2, 1152), "q4_1": (3, 1280), "q4_g": (4, 1280),
            "q4_k": (5, 1536), "q8_g": (6, 2176), "q5_k": (7, 2560), "q6_k": (8, 2560),
-           "f8_g": (9, 2176)}  # fmt: skip
+           "f8_g": (9, 2176), "f8_a8": (10, 2176)}  # fmt: skip
 # linear_instances.h and kPackedTiles of linear_pick.h: rows of x in a tile, columns of a block.
 LINEAR_TILES = ((8, 64), (16, 64), (32, 64), (32, 256), (64, 64), (64, 128), (64, 256), (96, 64),
                 (96, 128), (96, 256), (128, 64), (128, 128))  # fmt: skip
 PACKED_TILES = ((8, 64), (32, 64), (64, 64), (64, 128), (96, 64), (96, 128), (128, 128))
-LINEAR_COLUMNS, CHAIN, ENOUGH_BLOCKS = 64, 1024, 320
+LINEAR_COLUMNS, CHAIN, ENOUGH_BLOCKS = 64, 1024, 256
 PANEL = 64  # k of one tensor copy
 
 
@@ -47,8 +47,13 @@ class Tile:
         return int(self.stage_depth // PANEL * self.columns * columns)
 
     @property
+    def row_element(self) -> int:
+        """Returns the bytes of an element of x."""
+        return 1 if self.format == "f8_a8" else 2
+
+    @property
     def row_bytes(self) -> int:
-        return self.stage_depth * 2 * self.row_tile
+        return self.stage_depth * self.row_element * self.row_tile
 
     @property
     def stage_bytes(self) -> int:
@@ -64,6 +69,8 @@ class Tile:
         shape = f"{self.row_tile}, {self.groups}"
         if self.format == "bf16":
             return f"hopper_linear_kernel<bf16, HopperLinearTile<{shape}> >"
+        if self.format == "f8_a8":
+            return f"hopper_e4m3_kernel<bf16, HopperE4m3Tile<{shape}> >"
         kind = f"(WeightFormat){FORMATS[self.format][0]}"
         return f"hopper_packed_kernel<bf16, {kind}, HopperPackedTile<{kind}, {shape}> >"
 
@@ -96,7 +103,7 @@ def linear_tile(rows: int, columns: int, depth: int, device: Device, format: str
     def intake(tile: Tile) -> float:
         """Returns bytes of the busiest multiprocessor, for a k of a slice."""
         turns = -(-row_tiles * -(-columns // tile.columns) * slices // device.sms)
-        return turns * (tile.columns * element + -(-rows // row_tiles) * 2)
+        return turns * (tile.columns * element + -(-rows // row_tiles) * tile.row_element)
 
     best = narrow
     for tile in wide:

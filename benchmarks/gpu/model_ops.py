@@ -70,8 +70,9 @@ def product(rows: int, columns: int, depth: int, device: Device, format: str = "
     turns = -(-blocks // device.sms)  # blocks of the busiest multiprocessor
     cycle = 1e6 / device.clock_hz
     needs = {pipe: turns * trips * tile.groups * c * cycle for pipe, c in slots(loop).items()}
+    rate = device.tensor_flops * 2 / tile.row_element  # twice as fast for 8 bits
     needs["tensor"] = (
-        turns * trips * tile.groups * loop["tensor_ops"] * device.sms / device.tensor_flops * 1e6
+        turns * trips * tile.groups * loop["tensor_ops"] * device.sms / rate * 1e6
     )  # of one multiprocessor's share
     # A stage is written once and read once by the matrix instructions or the warps that widen it; x
     # by those of each group.
@@ -79,7 +80,8 @@ def product(rows: int, columns: int, depth: int, device: Device, format: str = "
     needs["shared memory"] = turns * trips * (tile.stage_bytes + used) / 128 * cycle
     needs["L2 port"] = turns * trips * tile.stage_bytes / device.l2_bytes_per_cycle * cycle
     weight = columns * depth * tile.weight_bytes / (tile.columns * tile.stage_depth)
-    needs["L2"] = (weight * row_tiles + tiles * rows * depth * 2) / device.l2_bytes_per_s * 1e6
+    moved = weight * row_tiles + tiles * rows * depth * tile.row_element
+    needs["L2"] = moved / device.l2_bytes_per_s * 1e6
     # x was written just before and the result is read just behind: both stay in L2, unless they
     # are a large part of it.
     beside = rows * (columns + depth) * 2.0
@@ -87,13 +89,14 @@ def product(rows: int, columns: int, depth: int, device: Device, format: str = "
     needs["HBM"] = read / device.hbm_bytes_per_s * 1e6
     # Every block on a multiprocessor has a ring; x takes its share of what is in flight.
     in_flight = min(blocks, tile.resident * device.sms) * tile.stages * tile.stage_bytes
-    moved = weight * row_tiles + tiles * rows * depth * 2
     needs["latency of memory"] = moved / in_flight * device.memory_latency_us
     # No block of the kernel before leaves room for one of these: the ring fills in the open. Alone
     # on its multiprocessor, every block's does.
     fixed = device.launch_us + device.first_load_us
     if tile.resident == 1:
         fixed += (turns - 1) * device.first_load_us
+    if format == "f8_a8":  # a kernel before it rounds x, in two looks with a barrier between them
+        fixed += device.launch_us + 2 * device.l2_latency_us + device.barrier_us
     if slices > 1:  # every slice's sums are written and read by a second kernel
         fixed += 2 * slices * rows * columns * 4 / device.l2_bytes_per_s * 1e6 + device.launch_us
     return Kernel("product", needs, fixed)

@@ -1,8 +1,7 @@
-// Inputs in 8 bits: a row of x as e4m3 numbers and one scale, the row's largest
-// magnitude over the largest number, as FP8 checkpoints' "dynamic per-token"
-// activations have it. One text, so that every backend multiplies the same
-// numbers. Internal linkage: the CPU's rows compile it for several instruction
-// sets (row_ops_impl.h).
+// Inputs in 8 bits: a row of x as e4m3 numbers and one scale, the row's largest magnitude over the
+// largest number, as FP8 checkpoints' "dynamic per-token" activations have it. One text, so that
+// every backend multiplies the same numbers. Internal linkage: the CPU's rows compile it for
+// several instruction sets (row_ops_impl.h).
 #pragma once
 
 #include <bit>
@@ -14,19 +13,15 @@ namespace specdec {
 
 inline constexpr float kE4m3Largest = 448.0f;
 
-// The scale of a row by the largest of its magnitudes, one that is not finite
-// included: NaN then. At least 2^-100, so that nothing is divided by 0.
+// The scale of a row by the largest of its magnitudes. At least 2^-100, so that nothing is divided
+// by 0. If the largest is no number, or infinity, so is the scale, and some quotient is NaN.
 SPECDEC_HD static inline float e4m3_scale(float largest) {
   const float scale = largest / kE4m3Largest;
-  if (std::bit_cast<std::uint32_t>(largest) >= 0x7f800000u) {
-    return std::bit_cast<float>(0x7fc00000u);
-  }
   return scale < 0x1p-100f ? 0x1p-100f : scale;
 }
 
-// The e4m3 number next to x / scale, ties to even: a magnitude of kE4m3Largest
-// at most, but for the rounding of the quotient. Branch-free: a sum whose last
-// place is what e4m3 has there, and back.
+// The e4m3 number next to x / scale, ties to even: a magnitude of kE4m3Largest at most, but for the
+// rounding of the quotient. Branch-free: a sum whose last place is what e4m3 has there, and back.
 SPECDEC_HD static inline float e4m3_nearest(float value) {
   const std::uint32_t exponent = std::bit_cast<std::uint32_t>(value) >> 23 & 0xffu;
   const std::uint32_t least = 127 - 6;  // below it numbers are multiples of 2^-9

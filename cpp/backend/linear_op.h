@@ -72,7 +72,7 @@ inline constexpr std::int32_t kStreamColumns = 64;  // of a block
 inline constexpr std::int32_t kStreamDepth = 128;   // k of one stage of copies
 inline constexpr std::int32_t kStreamChain = 1024;  // also the least k of a slice, where cut
 inline constexpr std::int32_t kStreamMaxSlices = 8;
-inline constexpr std::int32_t kStreamBlocks = 320;  // more than two for each multiprocessor
+inline constexpr std::int32_t kStreamBlocks = 256;  // so many keep all multiprocessors busy
 
 struct StreamCut {
   std::int32_t slices = 1;

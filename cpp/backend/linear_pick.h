@@ -20,8 +20,17 @@ struct LinearProblem {
   bool overlaps = false;  // rows of the weight share memory, which no copy engine can describe
 };
 
-// Of so many elements of 16 bits as a packed tile has.
-inline constexpr std::int32_t kElementBytes = PackedLayout::kColumns * PackedLayout::kDepth * 2;
+// Bytes of so many elements of the weight, and of x, as a packed tile has.
+struct StreamedBytes {
+  static constexpr std::int32_t kElements = PackedLayout::kColumns * PackedLayout::kDepth;
+  std::int32_t weight = 2 * kElements, rows = 2 * kElements;
+};
+constexpr StreamedBytes streamed_bytes(WeightFormat format) {
+  StreamedBytes bytes;
+  if (format != WeightFormat::kElements) bytes.weight = packed_layout(format).tile_bytes();
+  if (format == WeightFormat::kF8_A8) bytes.rows = StreamedBytes::kElements;
+  return bytes;
+}
 
 // Blocks of such tiles for a product.
 constexpr std::int64_t stream_blocks(const StreamTile& tile, const LinearProblem& problem) {
@@ -30,27 +39,27 @@ constexpr std::int64_t stream_blocks(const StreamTile& tile, const LinearProblem
   return row_tiles * column_tiles * stream_cut(problem.columns, problem.depth).slices;
 }
 
-// What the busiest multiprocessor takes in of weights and x for each k of a slice, in bytes of
-// PackedLayout::kDepth * kColumns = 2048 elements: the limit of more than a few rows.
+// What the busiest multiprocessor takes in of weights and x for each k of a slice, in units of
+// `bytes`: the limit of more than a few rows.
 constexpr std::int64_t busiest_intake(const StreamTile& tile, const LinearProblem& problem,
-                                      std::int32_t weight_bytes, const DeviceLimits& limits) {
+                                      const StreamedBytes& bytes, const DeviceLimits& limits) {
   const std::int64_t turns = (stream_blocks(tile, problem) - 1) / limits.num_sms + 1;
   const std::int64_t rows = (problem.rows - 1) / ((problem.rows - 1) / tile.row_tile + 1) + 1;
-  return turns * (std::int64_t{tile.columns} * weight_bytes + rows * kElementBytes);
+  return turns * (std::int64_t{tile.columns} * bytes.weight + rows * bytes.rows);
 }
 
 // Is `one`, which follows `best` in a sorted table, the better tile? The least that holds all rows;
 // of more columns where a multiprocessor takes in less with it, unless the weights alone, at what
 // memory gives of them, take longer than that: two thirds of what it could take in.
 constexpr bool better_tile(const StreamTile& best, const StreamTile& one,
-                           const LinearProblem& problem, std::int32_t weight_bytes,
+                           const LinearProblem& problem, const StreamedBytes& bytes,
                            const DeviceLimits& limits) {
   if (best.row_tile != one.row_tile) return best.row_tile < problem.rows;
-  const std::int64_t intake = busiest_intake(best, problem, weight_bytes, limits);
+  const std::int64_t intake = busiest_intake(best, problem, bytes, limits);
   const std::int64_t weights = std::int64_t{problem.columns} *
-                               stream_cut(problem.columns, problem.depth).slices * weight_bytes;
+                               stream_cut(problem.columns, problem.depth).slices * bytes.weight;
   return 2 * intake * limits.num_sms > 3 * weights &&
-         busiest_intake(one, problem, weight_bytes, limits) < intake;
+         busiest_intake(one, problem, bytes, limits) < intake;
 }
 
 // The instance for a product; null: another family serves it. Whether it is null does not depend on
@@ -63,14 +72,15 @@ constexpr const LinearInstance* pick_linear(const LinearProblem& problem,
   for (const LinearInstance& one : kLinearInstances) {
     if (one.dtype != problem.dtype) continue;
     if (one.smem_bytes > limits.shared_bytes) return nullptr;
-    if (best == nullptr || better_tile(best->tile(), one.tile(), problem, kElementBytes, limits)) {
+    if (best == nullptr || better_tile(best->tile(), one.tile(), problem, {}, limits)) {
       best = &one;
     }
   }
   return best;
 }
 
-// Those of packed weights (cuda/linear/hopper_packed.cuh), sorted; each exists for every format.
+// Those of packed weights (cuda/linear/hopper_packed.cuh, hopper_e4m3.cuh), sorted; each exists for
+// every format.
 inline constexpr std::array<StreamTile, 7> kPackedTiles{
     {{8, 64}, {32, 64}, {64, 64}, {64, 128}, {96, 64}, {96, 128}, {128, 128}}};
 inline constexpr std::int32_t kPackedSharedBytes = 227 << 10;  // that a block takes, at most
@@ -82,8 +92,7 @@ constexpr const StreamTile* pick_packed(const LinearProblem& problem, WeightForm
   if (limits.shared_bytes < kPackedSharedBytes) return nullptr;
   const StreamTile* best = &kPackedTiles[0];
   for (const StreamTile& one : kPackedTiles) {
-    if (&one != best &&
-        better_tile(*best, one, problem, packed_layout(format).tile_bytes(), limits)) {
+    if (&one != best && better_tile(*best, one, problem, streamed_bytes(format), limits)) {
       best = &one;
     }
   }

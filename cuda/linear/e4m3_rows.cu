@@ -2,8 +2,8 @@
 //
 // Grid      (rows): a block owns a row and reads it twice, the second time from L1 or L2.
 // Block     256 threads, 16 elements each at a time.
-// Bytes     rows * depth * 2 from L2, where x was just written; rows * depth of bytes, or twice
-// that. Limit     launch, two rounds of loads and a barrier.
+// Bytes     rows * depth * 2 from L2, where x was just put; rows * depth written, or twice that.
+// Limit     launch, two rounds of loads and a barrier.
 #include "algo/e4m3_row.h"
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"

@@ -4,12 +4,10 @@
 //
 // Grid, block  as in hopper_packed.cuh.
 // Shared       [stages][weights: packed tiles, (32 columns, 64 k)][x: lines of 128 bytes and k,
-// 128-byte
-//              swizzle]; at the end the finished tile.
+//              128-byte swizzle]; at the end the finished tile.
 // Bytes        the packed weight's from memory; x, a byte an element, once per block from L2.
-// Cost         per 64 k and warpgroup 2 HGMMA of 64 x kRows x 32, then kRows / 2 multiply-adds a
-// lane
-//              for the columns' scales.
+// Cost         per 64 k and warpgroup 2 QGMMA of 64 x kRows x 32, then kRows / 2 multiply-adds a
+//              lane for the columns' scales.
 // Limit        memory; of many rows what L2 delivers of x.
 //
 // Arithmetic: backend/linear_op.h. The tensor cores add e4m3 products with few bits (about 14), so

@@ -4,10 +4,9 @@
 // Grid      row tiles of one column tile are neighbours. y: slices of k (stream_cut), whose sums
 //           linear.cu adds in order.
 // Block     one, two or four consumer warpgroups, each with 64 columns, and two loading warps,
-// which fill
-//           a ring of stages of 64 or 128 k by bulk tensor copies. One brings weights, if they are
-//           constant before the previous kernel has ended, the other x. Small blocks are two to a
-//           multiprocessor, so that one streams while the other begins or ends.
+//           which fill a ring of stages of 64 or 128 k by bulk tensor copies. One brings weights,
+//           if they are constant before the previous kernel has ended, the other x. Small blocks
+//           are two to a multiprocessor, so that one streams while the other begins or ends.
 // Shared    [stages][weights: panels of kColumns lines][x: panels of kRows lines], lines of 128
 //           bytes, 128-byte swizzle; at the end the finished tile, where the ring was.
 // Bytes     columns * depth * 2 from memory; x once per block, from L2.

@@ -1,6 +1,6 @@
 // Sizes of the linear layer's kernels for sm_90a (hopper_linear.cuh, hopper_packed.cuh,
-// hopper_e4m3.cuh). Plain
-// constants: the instance table and the choice of a kernel read them without a GPU compiler.
+// hopper_e4m3.cuh). Plain constants: the instance table and the choice of a kernel read them
+// without a GPU compiler.
 #pragma once
 
 #include <cstdint>

@@ -1,17 +1,20 @@
 // The linear layer for 9.0 in the emulator: small integers, whose sums are exact, by every
-// instance, with packed weights of three formats too, in several schedules; and how products are
-// dealt.
+// instance, with packed weights of three formats and of e4m3 too, in several schedules; and how
+// products are dealt.
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "backend/linear_pick.h"
+#include "linear/e4m3_rows.cu"
+#include "linear/hopper_e4m3.cuh"
 #include "linear/hopper_packed.cuh"
 #include "simt/host.h"
 
 namespace specdec {
 namespace {
 
+using cuda::HopperE4m3Tile;
 using cuda::HopperLinearTile;
 using cuda::HopperPackedTile;
 using bf16 = __nv_bfloat16;
@@ -21,12 +24,22 @@ std::vector<float> partial;
 struct alignas(16) Vector {
   unsigned char bytes[16];
 };
-std::vector<Vector> packed;
+std::vector<Vector> packed, numbers;
+std::vector<float> row_scales;
 
 float value(int i) { return float(i * 7 % 11 - 5); }
 float weight_at(int column, int k) { return value(column * 3 + k * 2 + 1); }
 
-// The weight's tiles, with scales of 1, and minimums of -5 where there are any.
+int e4m3_code(float number) { return __nv_fp8_e4m3(number).__x; }
+
+// With e4m3 scales differ by column and 64 k, all of them powers of two.
+template <WeightFormat kFormat>
+float scale_at(int column, int k) {
+  if (kFormat != WeightFormat::kF8_A8) return 1.0f;
+  return float(1 << (column + k / PackedLayout::kDepth) % 3);
+}
+
+// The weight's tiles, with minimums of -5 where there are any.
 template <WeightFormat kFormat>
 void pack(int columns, int depth) {
   constexpr PackedLayout kLayout = packed_layout(kFormat);
@@ -47,11 +60,13 @@ void pack(int columns, int depth) {
           // What lies outside of the matrix has scales and numbers too, but for k.
           const bool inside = k0 + k < depth;
           const int offset = kLayout.has_minimum ? 5 : kLayout.zero;
-          const int number = inside ? int(weight_at(c0 + c, k0 + k)) + offset : 0;
+          const float element = inside ? weight_at(c0 + c, k0 + k) : 0.0f;
+          const bool floats = kFormat == WeightFormat::kF8_A8;
+          const int number = floats ? e4m3_code(element) : inside ? int(element) + offset : 0;
           const int at = kLayout.number_at(c, k);
           tile[at / 2] |= static_cast<unsigned char>(number << at % 2 * 4);
           const int scale = kLayout.number_bytes() + kLayout.scale_at(c, k);
-          set(scale, inside ? 1.0f : 0.0f);
+          set(scale, inside ? scale_at<kFormat>(c0 + c, k0 + k) : 0.0f);
           if (kLayout.has_minimum) set(scale + kLayout.scale_bytes(), inside ? -5.0f : 0.0f);
         }
       }
@@ -122,6 +137,64 @@ void product(int rows, int columns, int depth, int slices, unsigned schedule) {
   host::expect_equal(name, wrong, 0);
 }
 
+// Of whole numbers up to 7 times a power of two, by the kernel that rounds rows and the one that
+// multiplies them. Each row has one element of 448 powers, so that its scale is that power.
+template <int kRows, int kGroups>
+void e4m3_product(int rows, int columns, int depth, int slices, unsigned schedule) {
+  constexpr WeightFormat kFormat = WeightFormat::kF8_A8;
+  const int pitch = depth + 8, bytes = cuda::e4m3_pitch(depth);
+  const auto power = [](int r) { return std::ldexp(1.0f, r % 5 - 2); };
+  const auto element = [](int r, int k) { return k == r % 7 ? 448.0f : value(r * 5 + k); };
+  x.assign(size_t(rows) * pitch, bf16(NAN));
+  for (int r = 0; r < rows; r++) {
+    for (int k = 0; k < depth; k++) x[size_t(r) * pitch + k] = bf16(element(r, k) * power(r));
+  }
+  pack<kFormat>(columns, depth);
+  cuda::LinearLaunch launch{};
+  LinearParams& call = launch.call;
+  call.x = x.data(), call.weight = packed.data(), call.x_row_stride = pitch;
+  call.rows = rows, call.columns = columns, call.depth = depth;
+  call.dtype = DType::kBF16, call.format = kFormat, call.constant_weight = schedule % 2 == 1;
+  numbers.assign(size_t(rows) * bytes / 16, {}), row_scales.assign(size_t(rows), NAN);
+  std::fill_n(numbers.data()->bytes, size_t(rows) * bytes, static_cast<unsigned char>(0x7f));
+  launch.part_depth = ((depth - 1) / slices / kStreamDepth + 1) * kStreamDepth;
+  launch.row_tiles = (rows - 1) / kRows + 1;
+  launch.pitch = (columns + 7) / 8 * 8, launch.unit_stride = rows * launch.pitch;
+  partial.assign(size_t(slices) * launch.unit_stride, NAN);
+  launch.partial = partial.data();
+  simt::conceal();
+  simt::expose(x.data(), x.size() * 2, "x", false);
+  simt::expose(packed.data(), packed.size() * sizeof(Vector), "weight", false);
+  simt::expose(numbers.data(), numbers.size() * sizeof(Vector), "numbers");
+  simt::expose(row_scales.data(), row_scales.size() * 4, "row scales");
+  simt::expose(partial.data(), partial.size() * 4, "partial");
+  simt::seed(schedule);
+  cuda::round_rows(call, {numbers.data(), row_scales.data(), true});
+  call.x = numbers.data(), call.x_row_stride = bytes, call.row_scales = row_scales.data();
+  const unsigned tiles = (columns - 1) / (kGroups * kStreamColumns) + 1;
+  cuda::launch_e4m3_tile<bf16, HopperE4m3Tile<kRows, kGroups>>(
+      launch, dim3(tiles * launch.row_tiles, unsigned(slices)));
+  int wrong = 0;
+  for (int r = 0; r < rows; r++) {
+    wrong += row_scales[size_t(r)] != power(r);
+    for (int c = 0; c < columns; c++) {
+      float want = 0, got = 0;
+      for (int k = 0; k < depth; k++) {
+        want += element(r, k) * weight_at(c, k) * scale_at<kFormat>(c, k);
+      }
+      for (int s = 0; s < slices; s++) {
+        got += partial[s * launch.unit_stride + r * launch.pitch + c];
+      }
+      wrong += got != want;
+    }
+  }
+  char name[112];
+  snprintf(name, sizeof name, "e4m3, tile %d, %d groups: %d x %d x %d, %d slices, schedule %u",
+           kRows, kGroups, rows, columns, depth, slices, schedule);
+  printf("%s\n", name);
+  host::expect_equal(name, wrong, 0);
+}
+
 void choices() {
   const DeviceLimits hopper{9, 0, 132, 227 << 10, 50 << 20}, ampere{8, 0, 108, 163 << 10, 40 << 20};
   const DeviceLimits next{10, 0, 148, 227 << 10, 126 << 20}, small{9, 0, 132, 99 << 10, 50 << 20};
@@ -131,14 +204,13 @@ void choices() {
   const int tiles[][2] = {{1, 8},   {8, 8},   {9, 16},   {17, 32},   {33, 64},
                           {65, 96}, {84, 96}, {97, 128}, {128, 128}, {5000, 128}};
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
-  // More columns to a block where the busiest multiprocessor has less to read with it. Of few rows
-  // memory is the limit: small blocks.
-  const int widths[][4] = {
-      {84, 520, 4096, 64},     {84, 6144, 4096, 256},  {84, 28672, 4096, 256},
-      {84, 4096, 4096, 128},   {84, 4096, 14336, 256}, {64, 128256, 4096, 256},
-      {32, 128256, 4096, 256}, {27, 28672, 4096, 256}, {27, 6144, 4096, 64},
-      {17, 28672, 4096, 64},   {128, 8448, 1000, 64},  {128, 8449, 1000, 128},
-      {400, 4160, 4096, 128},  {11, 28672, 4096, 64}};
+  // More columns to a block where the busiest multiprocessor has less to read with it. With few
+  // rows memory is the limit: small blocks.
+  const int widths[][4] = {{84, 520, 4096, 64},     {84, 6144, 4096, 256},  {84, 28672, 4096, 256},
+                           {84, 4096, 4096, 128},   {84, 4096, 14336, 128}, {64, 128256, 4096, 256},
+                           {32, 128256, 4096, 256}, {27, 28672, 4096, 256}, {27, 6144, 4096, 64},
+                           {17, 28672, 4096, 64},   {128, 8448, 1000, 64},  {128, 8449, 1000, 128},
+                           {400, 4160, 4096, 128},  {11, 28672, 4096, 64}};
   for (const auto& [rows, columns, depth, want] : widths) {
     const LinearProblem problem{rows, columns, depth, DType::kBF16, true, false};
     host::expect_equal("columns of a block", pick_linear(problem, hopper)->columns, want);
@@ -176,7 +248,7 @@ void choices() {
     }
   }
   // Slices: of the matrix alone, none of them empty, no chain across them.
-  const int shapes[][3] = {{6144, 4096, 4}, {4096, 4096, 4}, {28672, 4096, 1}, {4096, 14336, 8},
+  const int shapes[][3] = {{6144, 4096, 4}, {4096, 4096, 4}, {28672, 4096, 1}, {4096, 14336, 4},
                            {1024, 4096, 4}, {64, 65536, 8},  {64, 2047, 1},    {64, 2048, 2}};
   for (const auto& [columns, depth, slices] : shapes) {
     host::expect_equal("slices", stream_cut(columns, depth).slices, slices);
@@ -228,6 +300,13 @@ int main() {
     product<96, 1, WeightFormat::kQ8_0>(84, 130, 928, 1, schedule);
     product<96, 2, WeightFormat::kQ4_1>(84, 290, 1728, 1, schedule);
     product<128, 2, WeightFormat::kQ6_K>(130, 65, 2112, 2, schedule);
+    e4m3_product<8, 1>(3, 70, 320, 1, schedule);
+    e4m3_product<32, 1>(40, 130, 1472, 2, schedule);
+    e4m3_product<64, 1>(61, 100, 1088, 1, schedule);
+    e4m3_product<64, 2>(70, 200, 1152, 1, schedule);
+    e4m3_product<96, 1>(84, 130, 960, 1, schedule);
+    e4m3_product<96, 2>(84, 290, 1728, 1, schedule);
+    e4m3_product<128, 2>(130, 65, 2112, 2, schedule);
   }
   printf("%s\n", host::failures ? "FAILED" : "passed");
   return host::failures != 0;

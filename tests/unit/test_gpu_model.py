@@ -238,11 +238,12 @@ def test_how_a_product_is_dealt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("qkv", 1.7), ("o", 1.7), ("gate-up", 1.35), ("down", 1.8), ("head", 1.35)]
+    ("name", "most"), [("qkv", 1.25), ("o", 1.4), ("gate-up", 1.06), ("down", 1.35), ("head", 1.08)]
 )
 def test_what_84_rows_take_beside_one(name: str, most: float) -> None:
-    """With the weights of an 8B model, by the loops of the compiled kernels. An H200 measured 1.89,
-    1.62, 1.06, 1.58 and 1.08 (its T(1) is longer than the model's): what L2 delivers decides."""
+    """With the weights of an 8B model, by the loops of the compiled kernels. An H200 measured 1.59,
+    1.53, 1.19 and 1.25 of the first four before there were blocks of 256 columns: what L2 delivers
+    decides."""
     columns, depth = linear.SHAPES[name]
     one, many = (model_ops.product(rows, columns, depth, Device()) for rows in (1, 84))
     assert many.us / one.us <= most
@@ -276,7 +277,8 @@ def test_packed_weights_take_less_time_for_few_rows(name: str) -> None:
         ).us
 
     for format in linear.PACKED_BITS:
-        assert us(1, format) < 0.85 * us(1, "bf16")
+        most = 0.9 if format == "f8_a8" else 0.85  # a kernel more
+        assert us(1, format) < most * us(1, "bf16")
         assert us(11, format) < 1.3 * us(1, format)
 
 

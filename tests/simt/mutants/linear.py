@@ -206,7 +206,7 @@ MUTANTS = [
         "linear-27",
         "a later launch begins at the first row",
         HOST,
-        "launch.call.x = at(p.x, first, p.x_row_stride);",
+        "launch.call.x = static_cast<const char*>(p.x) + first * p.x_row_stride * x_bytes;",
         "launch.call.x = p.x;",
     ),
     Mutant(

@@ -92,7 +92,7 @@ MUTANTS = [
         "the barriers are told of weights alone",
         HOPPER,
         "weights.bytes(k, block.first_column) + static_cast<unsigned>(block.rows) * "
-        "(Tile::kPanels * 128));",
+        "(Tile::kRowPanels * 128));",
         "weights.bytes(k, block.first_column));",
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS = [
         "linear-51",
         "the second panel of x is the first",
         HOPPER,
-        "i * Tile::kDepth + panel * Tile::kPanelDepth, block.first_row);",
+        "i * Tile::kDepth + panel * Tile::kLineDepth, block.first_row);",
         "i * Tile::kDepth, block.first_row);",
     ),
     Mutant(

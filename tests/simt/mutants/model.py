@@ -104,6 +104,11 @@ SUITES = {
     "argmax": Suite(("step/argmax",), ("test_cuda_step.py",), "argmax and emu"),
     "rms": Suite(("decoder/rms",), ("test_row_ops.py",), "emu and not gated"),
     "gate": Suite(("decoder/gated",), ("test_row_ops.py",), "emu and not norm and not addition"),
+    "e4m3": Suite(
+        ("linear/linear.cu", "linear/e4m3_rows", "linear/instances/hopper_e4m3"),
+        ("test_e4m3_linear.py",),
+        "emu",
+    ),
     "packed": Suite(
         (
             "linear/linear",

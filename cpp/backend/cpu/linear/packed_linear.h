@@ -3,7 +3,7 @@
 // Exactness: y[m, n] is a sum of chains of multiply-adds over stretches of 128 steps of k, in
 // ascending order, then + b[n]. It does not depend on the number of rows, the row's place, or
 // threads. (A step is one k, for bf16 weights a pair: one dot-product-of-two with avx512_bf16.)
-// Of e4m3 weights a stretch is 32 steps, 64 k, and its sum is multiplied by the column's scale
+// For e4m3 weights a stretch is 32 steps, 64 k, and its sum is multiplied by the column's scale
 // before it is added; in f8_a8 the sum of all is multiplied by the row's scale before the bias.
 // For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
 //
