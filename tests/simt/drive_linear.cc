@@ -137,7 +137,7 @@ void product(int rows, int columns, int depth, int slices, unsigned schedule) {
   host::expect_equal(name, wrong, 0);
 }
 
-// Of whole numbers up to 7 times a power of two, by the kernel that rounds rows and the one that
+// Whole numbers up to 7 times a power of two, by the kernel that rounds rows and the one that
 // multiplies them. Each row has one element of 448 powers, so that its scale is that power.
 template <int kRows, int kGroups>
 void e4m3_product(int rows, int columns, int depth, int slices, unsigned schedule) {
