@@ -152,7 +152,6 @@ __device__ __forceinline__ void launch_dependents() {
 
 struct LaunchOptions {
   bool dependent = false;
-  unsigned cluster = 1;  // blocks of a cluster, along x; from sm_90 on
 };
 
 inline void check(cudaError_t error, const char* what) {
@@ -210,18 +209,11 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t smem_bytes,
   config.blockDim = block;
   config.dynamicSmemBytes = smem_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
-  cudaLaunchAttribute attributes[2] = {};
-  config.attrs = attributes;
-  if (options.dependent && traits.waits) {
-    cudaLaunchAttribute& one = attributes[config.numAttrs++];
-    one.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    one.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (options.cluster > 1) {
-    cudaLaunchAttribute& one = attributes[config.numAttrs++];
-    one.id = cudaLaunchAttributeClusterDimension;
-    one.val.clusterDim = {options.cluster, 1, 1};
-  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = options.dependent && traits.waits ? 1 : 0;
   check_kernel(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...),
                reinterpret_cast<const void*>(kernel));
 }

@@ -56,30 +56,6 @@ __device__ __forceinline__ void mbarrier_wait(std::uint64_t* bar, unsigned parit
   } while (!done);
 }
 
-// ---- clusters ---------------------------------------------------------------------------------
-
-// Blocks that run together (LaunchOptions::cluster), numbered from 0; alone, a block is its own.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// All threads of all its blocks meet: what they wrote to their shared memory, barriers included,
-// may be used from another block from now on. A block must not end while others use its memory.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Arrives at the barrier that another block of the cluster has where this one has `bar`.
-__device__ __forceinline__ void mbarrier_arrive_in(std::uint64_t* bar, unsigned block) {
-  asm volatile(
-      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(
-          shared_address(bar)),
-      "r"(block)
-      : "memory");
-}
-
 // Shared memory written by ordinary stores or cp_async_16 is visible to wgmma and to the copy
 // engine after this, called by each writer before the barrier that hands the data over.
 __device__ __forceinline__ void fence_proxy_async() {
@@ -183,20 +159,6 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, unsigned b
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(dst)),
       "l"(src), "r"(bytes), "r"(shared_address(bar)), "l"(policy)
-      : "memory");
-}
-// The tensor copy to this place in every block of the cluster whose bit is set in `blocks`: one
-// read of L2 for all of them. The bytes count on the barrier that each has where this one has
-// `bar`.
-__device__ __forceinline__ void tma_multicast_2d(void* dst, const TensorMap& map,
-                                                 std::uint64_t* bar, int x, int y, unsigned blocks,
-                                                 std::uint64_t policy = l2_evict_normal()) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(
-          shared_address(dst)),
-      "l"(&map), "r"(x), "r"(y), "r"(shared_address(bar)), "h"(static_cast<std::uint16_t>(blocks)),
-      "l"(policy)
       : "memory");
 }
 __device__ __forceinline__ void tma_load_4d(void* dst, const TensorMap& map, std::uint64_t* bar,

@@ -7,9 +7,9 @@ namespace {
 
 unsigned aligned(unsigned n, unsigned to) { return (n + to - 1) / to * to; }
 bool is_special(const std::string& name) {
-  static const char* const known[] = {
-      "%tid.x",   "%tid.y",   "%tid.z",    "%ntid.x",   "%ntid.y",   "%ntid.z", "%ctaid.x",
-      "%ctaid.y", "%ctaid.z", "%nctaid.x", "%nctaid.y", "%nctaid.z", "%laneid", "%cluster_ctarank"};
+  static const char* const known[] = {"%tid.x",    "%tid.y",    "%tid.z",   "%ntid.x",  "%ntid.y",
+                                      "%ntid.z",   "%ctaid.x",  "%ctaid.y", "%ctaid.z", "%nctaid.x",
+                                      "%nctaid.y", "%nctaid.z", "%laneid"};
   for (const char* one : known) {
     if (name == one) return true;
   }

@@ -148,56 +148,34 @@ std::string who_waits(const Block& b) {
 }
 }  // namespace
 
-bool Block::ended() const {
-  return std::all_of(warps.begin(), warps.end(), [](const Warp& w) { return w.live == 0; });
-}
-
-Block& Block::owner(std::uint64_t& address) {
-  const std::uint64_t which = address >> kBlockShift;
-  if (which == 0) return *this;
-  if (which > cluster->blocks.size()) throw Error("no shared memory at " + hex(address));
-  Block& there = cluster->blocks[which - 1];
-  if (there.ended()) throw Error("the shared memory of a block that has ended");
-  address &= (1u << kBlockShift) - 1;
-  return there;
-}
-
-void Cluster::wake() {
-  for (Block& b : blocks) b.wake();
-}
-
-void Cluster::run(std::uint64_t seed) {
+void Block::run(std::uint64_t seed) {
   std::uint64_t steps = 0;
   for (bool all_ended = false; !all_ended;) {
     bool ran = false;
     all_ended = true;
-    for (Block& b : blocks) {
-      for (std::size_t i = 0; i < b.warps.size(); i++) {
-        Warp& w = b.warps[seed % 2 ? b.warps.size() - 1 - i : i];
-        if (w.runnable()) {
-          try {
-            w.run(steps);
-          } catch (const Error& error) {
-            throw Error("warp " + std::to_string(w.index) + ", lanes " + hex(w.active) + ", " +
-                        b.program->where(*w.op) + ": " + error.what());
-          }
-          ran = true;
+    for (std::size_t i = 0; i < warps.size(); i++) {
+      Warp& w = warps[seed % 2 ? warps.size() - 1 - i : i];
+      if (w.runnable()) {
+        try {
+          w.run(steps);
+        } catch (const Error& error) {
+          throw Error("warp " + std::to_string(w.index) + ", lanes " + hex(w.active) + ", " +
+                      program->where(*w.op) + ": " + error.what());
         }
-        all_ended &= w.live == 0;
+        ran = true;
       }
+      all_ended &= w.live == 0;
     }
     if (steps > kLivelock) throw Error("livelock");
     if (ran || all_ended) continue;
     // What was started is done as late as it can be, and the last of it first.
-    const auto busy = std::find_if(blocks.rbegin(), blocks.rend(),
-                                   [](const Block& b) { return !b.later.empty(); });
-    if (busy == blocks.rend()) throw Error(who_waits(blocks.front()));
-    const auto copy = std::move(busy->later.back());
-    busy->later.pop_back();
+    if (later.empty()) throw Error(who_waits(*this));
+    const auto copy = std::move(later.back());
+    later.pop_back();
     copy();
     wake();
   }
-  for (const Block& b : blocks) b.check_end();
+  check_end();
 }
 
 void Block::check_end() const {
@@ -227,7 +205,7 @@ void begin_warp(Warp& w, const Block& b) {
   const Program& p = *b.program;
   const unsigned first = w.index * 32;
   w.all = b.threads - first >= 32 ? ~0u : (1u << (b.threads - first)) - 1;
-  w.live = w.all, w.products = {}, w.arrival = 0;
+  w.live = w.all, w.products = {};
   w.groups = {Group{.mask = w.all}};
   for (auto& lane : w.copies) lane.assign(1, {});
   for (unsigned l = 0; l < 32; l++) {
@@ -244,7 +222,7 @@ void begin_warp(Warp& w, const Block& b) {
   set_words(w, p, "%ntid.z", b.dim.z), set_words(w, p, "%nctaid.x", b.grid.x);
   set_words(w, p, "%nctaid.y", b.grid.y), set_words(w, p, "%nctaid.z", b.grid.z);
   set_words(w, p, "%ctaid.x", b.id.x), set_words(w, p, "%ctaid.y", b.id.y);
-  set_words(w, p, "%ctaid.z", b.id.z), set_words(w, p, "%cluster_ctarank", b.rank);
+  set_words(w, p, "%ctaid.z", b.id.z);
 }
 void prepare(Block& b, const Program& program, const Launch& launch) {
   b.program = &program;
@@ -277,36 +255,23 @@ void run(Program& program, const Launch& launch) {
     const auto [offset, bytes] = program.parameter_slots[i];
     memcpy(base + offset, launch.arguments[i], bytes);
   }
-  Cluster cluster;
-  if (launch.cluster == 0 || launch.cluster > 8 || launch.grid.x % launch.cluster) {
-    throw Error("clusters of " + std::to_string(launch.cluster) + " blocks, " +
-                std::to_string(launch.grid.x) + " across");
-  }
-  for (unsigned rank = 0; rank < launch.cluster; rank++) {
-    Block& b = cluster.blocks.emplace_back();
-    b.cluster = &cluster, b.rank = rank;
-    prepare(b, program, launch);
-  }
-  const std::uint64_t clusters =
-      std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z / launch.cluster;
-  for (std::uint64_t i = 0; i < clusters; i++) {
-    cluster.arrived = 0, cluster.phase = 1;
-    for (Block& b : cluster.blocks) {
-      const std::uint64_t at = (launch.seed % 2 ? clusters - 1 - i : i) * launch.cluster + b.rank;
-      b.id = {unsigned(at % launch.grid.x), unsigned(at / launch.grid.x % launch.grid.y),
-              unsigned(at / launch.grid.x / launch.grid.y)};
-      std::fill(b.shared_memory.begin(), b.shared_memory.end(), '\xff');
-      std::fill(b.local.begin(), b.local.end(), '\xff');
-      b.mbarriers.clear(), b.later.clear(), b.products.clear();
-      for (Barrier& barrier : b.barriers) barrier = {};
-      for (Warp& w : b.warps) begin_warp(w, b);
-    }
+  Block b;
+  prepare(b, program, launch);
+  const std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+  for (std::uint64_t i = 0; i < blocks; i++) {
+    const std::uint64_t at = launch.seed % 2 ? blocks - 1 - i : i;
+    b.id = {unsigned(at % launch.grid.x), unsigned(at / launch.grid.x % launch.grid.y),
+            unsigned(at / launch.grid.x / launch.grid.y)};
+    std::fill(b.shared_memory.begin(), b.shared_memory.end(), '\xff');
+    std::fill(b.local.begin(), b.local.end(), '\xff');
+    b.mbarriers.clear(), b.later.clear(), b.products.clear();
+    for (Barrier& barrier : b.barriers) barrier = {};
+    for (Warp& w : b.warps) begin_warp(w, b);
     try {
-      cluster.run(launch.seed);
+      b.run(launch.seed);
     } catch (const Error& error) {
-      const Dim3 id = cluster.blocks.front().id;
-      throw Error(program.entry->name + ", block " + std::to_string(id.x) + "," +
-                  std::to_string(id.y) + "," + std::to_string(id.z) + ": " + error.what());
+      throw Error(program.entry->name + ", block " + std::to_string(b.id.x) + "," +
+                  std::to_string(b.id.y) + "," + std::to_string(b.id.z) + ": " + error.what());
     }
   }
 }

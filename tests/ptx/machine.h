@@ -72,7 +72,6 @@ struct Warp {
   std::vector<Group> groups;
   std::array<std::deque<std::vector<AsyncCopy>>, 32> copies;  // committed groups, then the open one
   Products products;
-  std::uint64_t arrival = 0;  // at the cluster's barrier: the phase's number, 0 for none
 
   // While a statement runs:
   Group now;
@@ -133,10 +132,7 @@ struct Mbarrier {
   unsigned initialiser = 0;  // warp * 32 + lane
 };
 
-struct Cluster;
 struct Block {
-  Cluster* cluster;
-  unsigned rank = 0;  // in it
   const Program* program;
   unsigned threads;
   Dim3 dim, grid, id;
@@ -151,32 +147,18 @@ struct Block {
   std::map<unsigned, std::vector<std::string>>
       products;  // of each warpgroup, as its first warp issued
 
-  bool ended() const;
-  // The block that a shared address names, and the address within it.
-  Block& owner(std::uint64_t& address);
   char* shared_at(std::uint64_t address, unsigned bytes);
   char* local_at(unsigned warp, unsigned lane, std::uint64_t offset, unsigned bytes);
   char* global_at(std::uint64_t address, unsigned bytes, bool write);
   void wake();  // groups that wait for an event look again
+  void run(std::uint64_t seed);
   void check_end() const;
   void arrive(Warp& warp, const Op* op, unsigned id, unsigned expected, unsigned trues);
 };
 
-// Blocks that run together. A shared address of block r from outside of it: r + 1 above bit 24.
-struct Cluster {
-  std::deque<Block> blocks;
-  unsigned arrived = 0;     // threads, in this phase of the cluster's barrier
-  std::uint64_t phase = 1;  // its number
-
-  void wake();  // all groups that wait for an event
-  void run(std::uint64_t seed);
-};
-constexpr unsigned kBlockShift = 24;
-
 struct Launch {
   Dim3 grid, block;
   unsigned dynamic_bytes = 0;
-  unsigned cluster = 1;  // blocks, along x
   void** arguments = nullptr;
   std::uint64_t seed = 0;
 };

@@ -97,30 +97,6 @@ MUTANTS = [
     _hopper(
         "tile of rank 4: coordinates", "void tma_load_4d(", "{%2, %3, %4, %5}", "{%2, %3, %5, %4}"
     ),
-    _hopper(
-        "multicast: coordinates",
-        "void tma_multicast_2d(",
-        "[%0], [%1, {%2, %3}]",
-        "[%0], [%1, {%3, %2}]",
-    ),
-    _hopper(
-        "cluster: another block's number",
-        "unsigned cluster_rank()",
-        "ctarank;",
-        "ctarank; xor.b32 %0, %0, 1;",
-    ),
-    _hopper(
-        "cluster: does not wait for the others",
-        "void cluster_sync()",
-        "barrier.cluster.wait.acquire.aligned;",
-        "",
-    ),
-    _hopper(
-        "cluster: always tells block 0",
-        "void mbarrier_arrive_in(",
-        "there, %0, %1;",
-        "there, %0, 0;",
-    ),
     _wgmma("wgmma: two registers of D change places", "REGS_0_3 ", '"%0,%1,', '"%1,%0,'),
     _wgmma("wgmma: registers of a wide D", "REGS_64_127", '"%64,%65,', '"%65,%64,'),
     _wgmma(

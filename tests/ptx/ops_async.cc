@@ -55,7 +55,7 @@ Mbarrier& find(Block& b, std::uint64_t address) {
 void settle(Block& b, Mbarrier& m) {
   if (m.pending || m.bytes) return;
   m.phase ^= 1, m.pending = m.count;
-  b.cluster->wake();
+  b.wake();
 }
 void mbarrier_init(Warp& w, const Op& o) {
   lanes_of(w.active, [&](unsigned l) {
@@ -78,14 +78,12 @@ void mbarrier_init_fence(Warp& w, const Op&) {
 template <bool kExpects>
 void mbarrier_arrive(Warp& w, const Op& o) {
   lanes_of(w.active, [&](unsigned l) {
-    std::uint64_t at = address(w, o, 1, 0, l);
-    Block& b = w.block->owner(at);
-    Mbarrier& m = find(b, at);
+    Mbarrier& m = find(*w.block, address(w, o, 1, 0, l));
     if (m.pending == 0) throw Error("more arrivals than the phase expects");
     if (kExpects) m.bytes += w.at<std::uint32_t>(o.x[2])[l];
     if (m.bytes >= 1 << 20) throw Error("too many bytes in one phase");
     --m.pending;
-    settle(b, m);
+    settle(*w.block, m);
   });
 }
 // Hardware may answer no at any time and be asked again: so the first answer is no unless the phase
@@ -113,7 +111,6 @@ Mbarrier& counting(Block& b, std::uint64_t at) {
 }
 void start(Block& b, Mbarrier& m, unsigned bytes, std::function<void()> copy) {
   b.later.push_back([&b, &m, bytes, copy = std::move(copy)] {
-    if (b.ended()) throw Error("a bulk copy lands in a block that has ended");
     copy();
     m.bytes -= bytes, m.unseen = true;
     settle(b, m);
@@ -156,9 +153,9 @@ void bulk_copy(Warp& w, const Op& o) {
   });
 }
 
-// To one block, or with kMulticast to this place in each of the cluster that the mask names.
-template <unsigned kRank, bool kMulticast = false>
+template <unsigned kRank>
 void tensor_copy(Warp& w, const Op& o) {
+  Block& b = *w.block;
   lanes_of(w.active, [&](unsigned l) {
     const std::uint64_t to = address(w, o, 0, 0, l), map = address(w, o, 1, 1, l);
     TensorMap t;
@@ -176,48 +173,10 @@ void tensor_copy(Warp& w, const Op& o) {
     if (origin[0] * std::int64_t{t.element} % 16 != 0) {
       throw Error("the innermost coordinate is no multiple of 16 bytes");
     }
-    const std::uint64_t bar = address(w, o, 2 + kRank, 2, l);
-    std::uint32_t mask = 1u << w.block->rank;
-    if (kMulticast) mask = w.at<std::uint16_t>(o.x[3 + kRank])[l];
-    if (mask == 0 || mask >> w.block->cluster->blocks.size()) {
-      throw Error("names a block that the cluster has not");
-    }
-    lanes_of(mask, [&](unsigned block) {
-      Block& b = w.block->cluster->blocks[block];
-      if (b.ended()) throw Error("to a block that has ended");
-      Mbarrier& m = counting(b, bar);
-      memset(b.shared_at(to, bytes), 0xff, bytes);
-      start(b, m, bytes, [&b, t, origin, to, bytes] { land(b, t, origin, to, bytes); });
-    });
+    Mbarrier& m = counting(b, address(w, o, 2 + kRank, 2, l));
+    memset(b.shared_at(to, bytes), 0xff, bytes);
+    start(b, m, bytes, [&b, t, origin, to, bytes] { land(b, t, origin, to, bytes); });
   });
-}
-
-// ---- clusters -----------------------------------------------------------------------------------
-void map_address(Warp& w, const Op& o) {
-  lanes_of(w.active, [&](unsigned l) {
-    const std::uint32_t at = w.at<std::uint32_t>(o.x[1])[l], rank = w.at<std::uint32_t>(o.x[2])[l];
-    if (rank >= w.block->cluster->blocks.size()) throw Error("the cluster has no such block");
-    w.block->shared_at(at, 1);
-    w.at<std::uint32_t>(o.x[0])[l] = at | (rank + 1) << kBlockShift;
-  });
-}
-void cluster_arrive(Warp& w, const Op&) {
-  if (w.active != w.now.mask) throw Error("lanes under a guard at an .aligned instruction");
-  if (!w.converged()) return;
-  Cluster& c = *w.block->cluster;
-  if (w.arrival == c.phase) throw Error("arrives at the cluster's barrier twice");
-  w.arrival = c.phase;
-  c.arrived += unsigned(std::popcount(w.all));
-  if (c.arrived < w.block->threads * c.blocks.size()) return;
-  c.arrived = 0, c.phase++;
-  c.wake();
-}
-void cluster_wait(Warp& w, const Op&) {
-  if (w.active != w.now.mask) throw Error("lanes under a guard at an .aligned instruction");
-  if (!w.converged()) return;
-  if (w.arrival == 0) throw Error("waits at the cluster's barrier without having arrived");
-  if (w.arrival == w.block->cluster->phase) return w.wait_for_event();
-  w.arrival = 0;
 }
 
 void policy(Warp& w, const Op& o) {
@@ -257,14 +216,6 @@ void add_async(Table& t) {
       {bulk_copy, "mmwmx"});
   put(t, tile(2), {tensor_copy<2>, "mmwwmx"});
   put(t, tile(4), {tensor_copy<4>, "mmwwwwmx"});
-  put(t,
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint",
-      {tensor_copy<2, true>, "mmwwmhx"});
-  put(t, "mapa.shared::cluster.u32", {map_address, "www"});
-  put(t, "mbarrier.arrive.release.cluster.shared::cluster.b64", {mbarrier_arrive<false>, "xm"});
-  put(t, "barrier.cluster.arrive.release.aligned", {cluster_arrive, ""});
-  put(t, "barrier.cluster.wait.acquire.aligned", {cluster_wait, ""});
 }
 
 }  // namespace ptx

@@ -53,11 +53,7 @@ void check_alignment(std::uint64_t address, unsigned bytes) {
 }  // namespace
 
 char* Block::shared_at(std::uint64_t address, unsigned bytes) {
-  if (address >> kBlockShift) {
-    Block& there = owner(address);
-    return there.shared_at(address, bytes);
-  }
-  if (address < kSharedBase || address + bytes > kSharedBase + shared_bytes) {
+  if (bytes > shared_bytes || address - kSharedBase > shared_bytes - bytes) {
     throw Error("out of bounds: " + std::to_string(bytes) + " bytes at " + hex(address) +
                 " of shared memory, which ends at " + hex(kSharedBase + shared_bytes));
   }

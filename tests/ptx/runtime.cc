@@ -125,10 +125,6 @@ cudaError_t launch(const void* function, const cudaLaunchConfig_t& config, void*
     l.block = {config.blockDim.x, config.blockDim.y, config.blockDim.z};
     l.dynamic_bytes = unsigned(config.dynamicSmemBytes);
     l.arguments = arguments, l.seed = r.seed;
-    for (unsigned i = 0; i < config.numAttrs; i++) {
-      const cudaLaunchAttribute& one = config.attrs[i];
-      if (one.id == cudaLaunchAttributeClusterDimension) l.cluster = one.val.clusterDim.x;
-    }
     const auto start = std::chrono::steady_clock::now();
     run(program_of(k, target), l);
     if (std::getenv("SPECDEC_PTX_TIMES")) {

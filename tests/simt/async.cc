@@ -8,8 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "simt/visits.h"
-
 namespace simt {
 namespace {
 
@@ -33,14 +31,7 @@ struct Mbarrier {
   unsigned actor = 0;
   std::vector<std::pair<unsigned, unsigned>> waiting = {};  // rank, parity
 };
-std::map<uintptr_t, Mbarrier> barriers;  // of the block or cluster, by address
-// The last that each rank did in another block's memory, by block and rank.
-struct Visit {
-  uint32_t when;
-  Site site;
-  bool awaited = false;  // by a thread of that block which has ended since
-};
-std::map<std::pair<unsigned, unsigned>, Visit> visits;
+std::map<uintptr_t, Mbarrier> barriers;  // of the block, by address
 unsigned copies_in_flight;
 
 bool in_shared(const void* p, size_t bytes) {
@@ -79,7 +70,7 @@ void start(void* dst, unsigned bytes, uint64_t* bar, Mbarrier& b, Site here,
   memset(dst, 0xff, bytes);
   stats().bulk_copies++, copies_in_flight++;
   later([=, &b] {
-    if (has_ended(dst)) fail("bulk copy " + at(here) + ": it lands in a block that has ended");
+    if (block_ended()) fail("bulk copy " + at(here) + ": it lands in a block that has ended");
     check::access_as(b.actor, dst, bytes, true, check::plain, here);
     run();
     copies_in_flight--;
@@ -146,7 +137,7 @@ void mbarrier_init(uint64_t* p, unsigned count, Site here) {
     fail("mbarrier_init " + at(here) + ": bad address or count");
   }
   if (barriers.count(uintptr_t(p))) fail("mbarrier_init " + at(here) + ": initialised twice");
-  if (barriers.size() >= check::kBarrierActors * cluster_size()) {
+  if (barriers.size() >= check::kBarrierActors) {
     fail("mbarrier_init " + at(here) + ": the emulator has no more mbarriers for a block");
   }
   check::access(p, 8, true, check::plain, here);
@@ -161,13 +152,6 @@ void mbarrier_init_fence() {
   Quiet quiet;
   for (auto& [p, b] : barriers) b.fenced |= b.initialiser == rank();
   check::proxy_fence();
-}
-void mbarrier_arrive_in(uint64_t* p, unsigned block, Site here) {
-  Quiet quiet;
-  auto* there = static_cast<uint64_t*>(in_block(p, block));
-  if (has_ended(there)) fail("mbarrier_arrive " + at(here) + ": in a block that has ended");
-  if (block != cluster_rank()) visits[{block, rank()}] = {check::now(), here};
-  mbarrier_arrive(there, 0, here);
 }
 void mbarrier_arrive(uint64_t* p, unsigned expect_bytes, Site here) {
   Quiet quiet;
@@ -312,47 +296,15 @@ void tensor_copy(void* dst, const TensorShape& map, uint64_t* bar,
   start(dst, copy.bytes, bar, b, here, [dst, copy] { copy.land(dst); });
 }
 
-void tensor_multicast(void* dst, const TensorShape& map, uint64_t* bar,
-                      std::initializer_list<int> position, unsigned blocks, Site here) {
-  Quiet quiet;
-  const TensorCopy copy(dst, map, position, here);
-  check_copy("tma_load", dst, copy.bytes, bar, here);
-  if (!blocks || blocks >> cluster_size()) {
-    fail("tma_load " + at(here) + ": names a block that the cluster has not");
-  }
-  for (unsigned block = 0; block < cluster_size(); block++) {
-    if (!(blocks >> block & 1)) continue;
-    auto* there = static_cast<uint64_t*>(in_block(bar, block));
-    void* to = in_block(dst, block);
-    Mbarrier& b = find(there, "tma_load", here);
-    if (!b.fenced) fail("tma_load " + at(here) + ": no mbarrier_init_fence() in another block");
-    if (has_ended(there)) fail("tma_load " + at(here) + ": to a block that has ended");
-    check::access(there, 8, true, check::atomically, here);
-    check::follow(b.actor, rank());
-    copy.announce_reads(b, here);
-    start(to, copy.bytes, there, b, here, [to, copy] { copy.land(to); });
-  }
-}
-
 // ---- a block's life -----------------------------------------------------------------------------
 namespace async {
-void thread_ended() {
-  for (auto& [to, visit] : visits) {
-    if (to.first == cluster_rank()) visit.awaited |= check::knows(to.second, visit.when);
-  }
-}
-void begin_block(unsigned ranks) {
-  barriers.clear(), visits.clear(), copies_in_flight = 0;
-  if (groups_used || groups.size() < ranks) groups.assign(ranks, {1, std::vector<Copy>()});
+void begin_block(unsigned threads) {
+  barriers.clear(), copies_in_flight = 0;
+  if (groups_used || groups.size() < threads) groups.assign(threads, {1, std::vector<Copy>()});
   groups_used = false;
-  wgmma_begin_block(ranks);
+  wgmma_begin_block(threads);
 }
 std::string end_block() {
-  for (auto& [to, visit] : visits) {
-    if (!visit.awaited) {
-      return "mbarrier_arrive " + at(visit.site) + ": in a block that may have ended";
-    }
-  }
   if (copies_in_flight) {
     return "the block ended with " + std::to_string(copies_in_flight) + " bulk copies in flight";
   }

@@ -10,7 +10,6 @@ namespace simt {
 void mbarrier_init(uint64_t* bar, unsigned count, Site);
 void mbarrier_init_fence();
 void mbarrier_arrive(uint64_t* bar, unsigned expect_bytes, Site);
-void mbarrier_arrive_in(uint64_t* bar, unsigned block, Site);  // the same place in that block
 void mbarrier_wait(uint64_t* bar, unsigned parity, Site);
 
 // ---- bulk copies --------------------------------------------------------------------------------
@@ -33,9 +32,6 @@ TensorShape tensor_shape(int elem_bytes, const void* base, int rank, const uint6
 void bulk_copy(void* dst, const void* src, unsigned bytes, uint64_t* bar, Site);
 void tensor_copy(void* dst, const TensorShape&, uint64_t* bar, std::initializer_list<int> position,
                  Site);
-// To the same place in every block of the cluster whose bit is set, each counting on its own `bar`.
-void tensor_multicast(void* dst, const TensorShape&, uint64_t* bar,
-                      std::initializer_list<int> position, unsigned blocks, Site);
 
 // Where hardware keeps the 16 bytes of a tile that lie at `linear` before the permutation: the
 // number of the chunk within its span, XORed with that of the 128-byte line. span: 0, 32, 64 or
@@ -69,13 +65,13 @@ void wgmma_begin_block(unsigned threads);
 std::string wgmma_unfinished();  // empty, or what a block left behind
 
 namespace async {
-void begin_block(unsigned ranks);  // or a cluster's
-std::string end_block();           // empty, or what is wrong
+void begin_block(unsigned threads);
+std::string end_block();  // empty, or what is wrong
 }  // namespace async
 
 namespace registers {
 // recorded: registers of a thread at entry, 0 if nobody knows.
-void begin_block(unsigned recorded, unsigned threads, unsigned stride, unsigned cluster);
+void begin_block(unsigned recorded, unsigned threads);
 void set(unsigned count, bool more, Site);  // of the running thread's warp, for each thread
 std::string end_block();                    // empty, or what is wrong
 }  // namespace registers

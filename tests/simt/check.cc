@@ -26,7 +26,6 @@
 #include "simt/simt.h"
 #include "simt/streams.h"
 #include "simt/tally.h"
-#include "simt/visits.h"
 
 namespace simt {
 namespace {
@@ -69,11 +68,9 @@ struct {
   unsigned index = 0;
 } recent_places[1024];
 unsigned threads, warps, ranks, block, current;  // current: the rank of the running thread
-unsigned cluster = 1;                            // blocks that count as one here
-// The first block's; others of its cluster have theirs at multiples of the pitch behind it.
-uintptr_t shared_lo, shared_hi, shared_pitch, stack_lo, stack_hi;
-bool is_shared(uintptr_t a) {  // a kilobyte of no man's land lies behind each block's
-  return a >= shared_lo && a < shared_lo + cluster * shared_pitch;
+uintptr_t shared_lo, shared_hi, shared_room, stack_lo, stack_hi;
+bool is_shared(uintptr_t a) {  // or in the no man's land behind it
+  return a >= shared_lo && a < shared_lo + shared_room;
 }
 
 unsigned block_of(Access e) { return unsigned(e >> 46); }
@@ -102,8 +99,8 @@ std::string where(const Place& place) {
 }
 std::string describe(uintptr_t a) {
   if (is_shared(a)) {
-    const uintptr_t at = (a - shared_lo) % shared_pitch;
-    return "shared memory + " + std::to_string(at) + " of " + std::to_string(shared_hi - shared_lo);
+    return "shared memory + " + std::to_string(a - shared_lo) + " of " +
+           std::to_string(shared_hi - shared_lo);
   }
   for (auto& r : regions) {
     if (a >= r.lo && a < r.hi) return r.name + " + " + std::to_string(a - r.lo);
@@ -185,13 +182,7 @@ void touch(unsigned by, uintptr_t a, unsigned bytes, bool write, check::Kind kin
   }
   Shadow* shadow = &local;
   if (in_shared) {
-    const uintptr_t at = a - shared_lo, owner = at / shared_pitch;
-    if (at % shared_pitch + bytes > shared_hi - shared_lo) {
-      report("out of bounds", a, bytes, write, by, place);
-    }
-    if (by < threads && owner != by / (threads / cluster) && kind != check::atomically) {
-      report("shared memory of another block", a, bytes, write, by, place);
-    }
+    if (a + bytes > shared_hi) report("out of bounds", a, bytes, write, by, place);
   } else if (const Region* m = find(modules, a)) {
     if (!m->writable) return;
   } else {
@@ -300,9 +291,8 @@ void conceal() { regions.clear(); }
 namespace check {
 
 void begin_launch(unsigned blocks, unsigned n, const LaunchShape& shape) {
-  cluster = shape.cluster;
   launches::begin(shape.stream, shape.dependent);
-  threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors * cluster;
+  threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors;
   if (blocks > kMaxBlocks) throw Error("more blocks than the checker can name");
   global.clear(), atomics.clear(), places.clear(), place_index.clear();
   for (auto& recent : recent_places) recent = {};
@@ -313,9 +303,9 @@ void begin_launch(unsigned blocks, unsigned n, const LaunchShape& shape) {
   shared.clear();
 }
 void end_launch() { launches::end(global); }
-void begin_block(unsigned id, void* base, size_t bytes, size_t pitch) {
-  block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes, shared_pitch = pitch;
-  shared.resize(pitch * cluster);
+void begin_block(unsigned id, void* base, size_t bytes, size_t room) {
+  block = id, shared_lo = uintptr_t(base), shared_hi = shared_lo + bytes, shared_room = room;
+  shared.resize(bytes);
   local.clear(), channels.clear();
   const auto nothing = std::make_shared<Ticks>(ranks);
   states.clear();
@@ -407,8 +397,6 @@ void access_as(unsigned actor, const void* p, unsigned bytes, bool write, Kind k
 }
 uint32_t step(unsigned actor) { return states[actor].clock.own++; }
 void learn(unsigned r, unsigned actor, uint32_t done) { states[r].clock.raise(actor, done); }
-uint32_t now() { return states[current].clock.own; }
-bool knows(unsigned r, uint32_t ticks) { return states[current].clock[r] >= ticks; }
 void release_as(unsigned actor, uint32_t done, uintptr_t channel) {
   channels[channel].next.clock.raise(actor, done);
 }

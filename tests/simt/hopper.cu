@@ -211,74 +211,6 @@ void rings() {
   }
 }
 
-// ---- clusters -----------------------------------------------------------------------------------
-constexpr int kCluster = 4, kPieceBytes = 1024;  // a piece: 8 lines of 128 bytes
-struct ClusterShared {
-  alignas(1024) unsigned char stage[2][kPieceBytes];
-  std::uint64_t full[2], empty[2];
-};
-
-// Blocks of a cluster copy pieces in turn, each to all of them, through a ring of two; every block
-// sums all of them.
-__global__ void __launch_bounds__(128, 1)
-    multicast(const __grid_constant__ gpu::TensorMap map, int pieces, unsigned* out) {
-  ClusterShared& s = *gpu::dynamic_shared<ClusterShared>();
-  const unsigned rank = gpu::cluster_rank();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; i++) {
-      gpu::mbarrier_init(&s.full[i], 1);
-      gpu::mbarrier_init(&s.empty[i], 3 * kCluster);
-    }
-    gpu::mbarrier_init_fence();
-  }
-  gpu::cluster_sync();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < pieces; i++) {
-      const int stage = i % 2;
-      // Every block waits for all readers of the stage, of all blocks.
-      if (i >= 2) gpu::mbarrier_wait(&s.empty[stage], (i / 2 + 1) % 2);
-      gpu::mbarrier_arrive_expect_tx(&s.full[stage], kPieceBytes);
-      if (i % kCluster == int(rank)) {
-        gpu::tma_multicast_2d(s.stage[stage], map, &s.full[stage], 0, i * 8, (1 << kCluster) - 1);
-      }
-    }
-  }
-  if (threadIdx.x >= 32) {
-    const int t = threadIdx.x - 32;
-    unsigned sum = 0;
-    for (int i = 0; i < pieces; i++) {
-      const int stage = i % 2;
-      gpu::mbarrier_wait(&s.full[stage], i / 2 % 2);
-      for (int j = t; j < kPieceBytes; j += 96) sum = sum * 3 + s.stage[stage][j];
-      __syncwarp();
-      if (t % 32 < kCluster) gpu::mbarrier_arrive_in(&s.empty[stage], t % 32);
-    }
-    out[blockIdx.x * 96 + t] = sum + rank * 7919;
-  }
-  gpu::cluster_sync();
-}
-
-void clusters() {
-  constexpr int kPieces = 7, kBlocks = 8;
-  auto* in = host::alloc<unsigned char>(kPieces * kPieceBytes);
-  for (int i = 0; i < kPieces * kPieceBytes; i++) in[i] = static_cast<unsigned char>(i * 31 % 251);
-  const std::uint64_t dims[2] = {128, kPieces * 8}, strides[1] = {128};
-  const std::uint32_t box[2] = {128, 8};
-  const auto map = gpu::encode_tensor_map(1, in, 2, dims, strides, box, Swizzle::none);
-  auto* out = host::alloc<unsigned>(kBlocks * 96);
-  gpu::launch(multicast, dim3(kBlocks), dim3(128), sizeof(ClusterShared), nullptr,
-              {.cluster = kCluster}, map, kPieces, out);
-  host::wait();
-  host::show("multicast", out, kBlocks * 96);
-  for (int i = 0; i < kBlocks * 96; i++) {
-    unsigned sum = 0;
-    for (int p = 0; p < kPieces; p++) {
-      for (int j = i % 96; j < kPieceBytes; j += 96) sum = sum * 3 + in[p * kPieceBytes + j];
-    }
-    host::expect_equal("multicast", out[i], sum + i / 96 % kCluster * 7919);
-  }
-}
-
 // ---- wgmma --------------------------------------------------------------------------------------
 constexpr int kLine = 128;  // bytes of k that a product sums over: 64 elements of 16 bits, 128 of 8
 struct WgmmaShared {
@@ -417,7 +349,6 @@ int main() {
   tile_copies();
   byte_copies();
   rings();
-  clusters();
   products<8>();
   products<16>();
   products<32>();

@@ -26,13 +26,12 @@ namespace {
 struct Device {
   int major, minor;
   unsigned shared_bytes;  // of a block, opted in
-  unsigned cluster;       // blocks that every device of this kind can place
   const char* target;     // whose machine code it runs
 };
-constexpr Device kDevices[] = {{8, 0, 163 << 10, 1, "sm_80"},
-                               {8, 6, 99 << 10, 1, "sm_80"},
-                               {8, 9, 99 << 10, 1, "sm_80"},
-                               {9, 0, 227 << 10, 8, "sm_90a"}};
+constexpr Device kDevices[] = {{8, 0, 163 << 10, "sm_80"},
+                               {8, 6, 99 << 10, "sm_80"},
+                               {8, 9, 99 << 10, "sm_80"},
+                               {9, 0, 227 << 10, "sm_90a"}};
 constexpr unsigned kThreads = 1024, kBlockRegisters = 65536, kRegisterUnit = 256, kParts = 4;
 constexpr unsigned kGridRows = 65535;  // along y and z; x has 2^31 - 1
 
@@ -149,7 +148,7 @@ std::string unrecorded() {
 
 unsigned check(const LaunchShape& shape) {
   const Device& d = device();
-  const auto& [kernel, grid, block, smem, stream, cluster, dependent] = shape;
+  const auto& [kernel, grid, block, smem, stream, dependent] = shape;
   const auto refuse = [&](const std::string& what) {
     throw Error("invalid launch of " + name_of(kernel) + " on " + std::to_string(d.major) + "." +
                 std::to_string(d.minor) + ": " + what);
@@ -162,10 +161,6 @@ unsigned check(const LaunchShape& shape) {
   const uint64_t threads = count(block);
   if (!threads || threads > kThreads || block.z > 64) {
     refuse(text(threads) + " threads in a block, " + text(kThreads) + " at most");
-  }
-  if (!cluster || cluster > d.cluster || grid.x % std::max(cluster, 1u)) {
-    refuse("clusters of " + text(cluster) + " blocks, " + text(d.cluster) + " at most, of " +
-           text(grid.x) + " across");
   }
   const Record* record = record_of(kernel);
   if (!record) {

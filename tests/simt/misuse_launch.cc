@@ -168,8 +168,6 @@ void launches() {
   shared("all of 8.0", "ok", 163 << 10);
   shared("more than 8.0", "on 8.0: 166913 bytes of shared memory in a block, 166912 at most",
          (163 << 10) + 1);
-  expect_launch("clusters of 8.0", "clusters of 2 blocks, 1 at most", {.cluster = 2}, nothing, 2,
-                32, 0);
   device("8.0,4,232448");
   shared("a device that says more than it has", "166912 at most", 200 << 10);
   device("9.0,4,65536");

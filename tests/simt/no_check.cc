@@ -1,7 +1,6 @@
 // The checker's hooks when nothing is checked; check.cc, where it is linked, takes their place.
 #include "simt/simt.h"
 #include "simt/streams.h"
-#include "simt/visits.h"
 
 #define WEAK __attribute__((weak))
 
@@ -35,8 +34,6 @@ WEAK unsigned warp_actor(unsigned) { return 0; }
 WEAK unsigned barrier_actor(unsigned) { return 0; }
 WEAK void follow(unsigned, unsigned) {}
 WEAK void access_as(unsigned, const void*, unsigned, bool, Kind, Site) {}
-WEAK uint32_t now() { return 0; }
-WEAK bool knows(unsigned, uint32_t) { return true; }
 WEAK uint32_t step(unsigned) { return 0; }
 WEAK void learn(unsigned, unsigned, uint32_t) {}
 WEAK void release_as(unsigned, uint32_t, uintptr_t) {}

@@ -107,13 +107,12 @@ inline void grid_dependency_wait() { simt::check::dependency_wait(); }
 inline void launch_dependents() { simt::check::begin_dependents(); }
 struct LaunchOptions {
   bool dependent = false;
-  unsigned cluster = 1;
 };
 template <class... P, class... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t smem_bytes, void* stream,
             LaunchOptions options, A&&... args) {
   const auto* name = reinterpret_cast<const void*>(kernel);
-  simt::launch(kernel, {name, grid, block, smem_bytes, stream, options.cluster, options.dependent},
+  simt::launch(kernel, {name, grid, block, smem_bytes, stream, options.dependent},
                std::forward<A>(args)...);
 }
 

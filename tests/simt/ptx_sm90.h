@@ -13,9 +13,6 @@ inline void mbarrier_arrive(uint64_t* bar, SIMT_HERE) { simt::mbarrier_arrive(ba
 inline void mbarrier_arrive_expect_tx(uint64_t* bar, unsigned bytes, SIMT_HERE) {
   simt::mbarrier_arrive(bar, bytes, here);
 }
-inline void mbarrier_arrive_in(uint64_t* bar, unsigned block, SIMT_HERE) {
-  simt::mbarrier_arrive_in(bar, block, here);
-}
 inline void mbarrier_wait(uint64_t* bar, unsigned parity, SIMT_HERE) {
   simt::mbarrier_wait(bar, parity, here);
 }
@@ -25,9 +22,6 @@ inline void fence_proxy_async() { simt::check::proxy_fence(); }
 inline void named_barrier_sync(int id, int threads, SIMT_HERE) {
   simt::barrier(id, unsigned(threads), "bar.sync", here);
 }
-
-inline unsigned cluster_rank() { return simt::cluster_rank(); }
-inline void cluster_sync(SIMT_HERE) { simt::cluster_barrier("cluster_sync", here); }
 
 inline bool elect_one(SIMT_HERE) {
   simt::gather(~0u, 0, "elect_one", here);
@@ -60,10 +54,6 @@ inline void bulk_load(void* dst, const void* src, unsigned bytes, uint64_t* bar,
 inline void tma_load_2d(void* dst, const TensorMap& map, uint64_t* bar, int x, int y, uint64_t = 0,
                         SIMT_HERE) {
   simt::tensor_copy(dst, map.shape, bar, {x, y}, here);
-}
-inline void tma_multicast_2d(void* dst, const TensorMap& map, uint64_t* bar, int x, int y,
-                             unsigned blocks, uint64_t = 0, SIMT_HERE) {
-  simt::tensor_multicast(dst, map.shape, bar, {x, y}, blocks, here);
 }
 inline void tma_load_4d(void* dst, const TensorMap& map, uint64_t* bar, int x, int y, int z, int w,
                         uint64_t = 0, SIMT_HERE) {

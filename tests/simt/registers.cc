@@ -12,14 +12,12 @@ namespace {
 constexpr unsigned kFile = 65536, kStep = 8, kLeast = 24, kMost = 256;
 unsigned entry;              // of a thread
 std::vector<unsigned> held;  // of a thread, by warp
-size_t block_warps;          // of each block of a cluster
 
 }  // namespace
 
-void begin_block(unsigned recorded, unsigned threads, unsigned stride, unsigned cluster) {
+void begin_block(unsigned recorded, unsigned threads) {
   entry = recorded ? recorded : std::min(kMost, kFile / threads / kStep * kStep);
-  block_warps = (stride + 31) / 32;
-  held.assign(block_warps * cluster, entry);
+  held.assign((threads + 31) / 32, entry);
 }
 
 void set(unsigned count, bool more, Site site) {
@@ -37,20 +35,16 @@ void set(unsigned count, bool more, Site site) {
 }
 
 std::string end_block() {
-  const unsigned owned = 32 * entry * unsigned(block_warps);
-  for (size_t first = 0; first < held.size(); first += block_warps) {
-    unsigned asked = 0;
-    for (size_t warp = 0; warp < block_warps; warp++) {
-      if (held[first + warp] != held[first + warp / 4 * 4])
-        return "setmaxnreg: warps of a warpgroup set different numbers";
-      asked += 32 * held[first + warp];
-    }
-    if (asked > owned) {
-      return "setmaxnreg: the block's warpgroups ask for " + std::to_string(asked) +
-             " registers, it owns " + std::to_string(owned) + ": a warp waits for ever";
-    }
+  unsigned asked = 0;
+  for (size_t warp = 0; warp < held.size(); warp++) {
+    if (held[warp] != held[warp / 4 * 4])
+      return "setmaxnreg: warps of a warpgroup set different numbers";
+    asked += 32 * held[warp];
   }
-  return "";
+  const unsigned owned = 32 * entry * unsigned(held.size());
+  if (asked <= owned) return "";
+  return "setmaxnreg: the block's warpgroups ask for " + std::to_string(asked) +
+         " registers, it owns " + std::to_string(owned) + ": a warp waits for ever";
 }
 
 }  // namespace simt::registers

@@ -16,7 +16,6 @@
 #include "simt/async.h"
 #include "simt/fiber.h"
 #include "simt/limits.h"
-#include "simt/visits.h"
 
 #if defined(__x86_64__)
 asm(R"(
@@ -50,8 +49,8 @@ struct Meeting {
 struct Thread {
   Context context;
   char* stack;
-  uint3 idx, block;
-  unsigned rank, lane, warp, cta;  // cta: the block's rank in its cluster
+  uint3 idx;
+  unsigned rank, lane, warp;
   bool done;
   const char* op;  // what it waits at, null when it can run
   Site site;
@@ -71,22 +70,20 @@ struct Barrier {
   }
 };
 
-struct Block {  // of one block, or of all blocks of a cluster, their ranks `stride` apart
+struct Block {
   std::vector<unsigned> ready;  // a bit mask of lanes for each warp
   std::vector<unsigned> order;  // of warps: the first one that is ready runs
   std::vector<unsigned> turn;   // the lane of each warp that yields begin at
   std::vector<std::vector<Meeting*>> open;
   std::map<int, Barrier> barriers;
   std::vector<std::function<void()>> operations;  // asynchronous, not yet done
-  unsigned threads = 0, ctas = 1, stride = 0;     // threads: of one block
-  unsigned done = 0, idle = 0;                    // idle: yields since anything else happened
-  std::vector<unsigned> ended;                    // threads of each block that have
-  unsigned all() const { return threads * ctas; }
+  unsigned threads = 0, done = 0;
+  unsigned idle = 0;  // yields since anything else happened
 } block;
 
 std::vector<Thread> fibers;  // with room for all: they never move
-constexpr unsigned kMaxRanks = 2048;
-constexpr unsigned kMeetings = 2 * kMaxRanks;  // each thread holds one and waits at one
+constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMeetings = 2 * kMaxThreads;  // each thread holds one and waits at one
 Meeting* meetings = nullptr;
 std::vector<Meeting*> spare;
 Thread* self = nullptr;  // null while an asynchronous operation runs
@@ -104,7 +101,7 @@ uint64_t rng_state = 0, rng_seed = [] {
 }();
 std::unique_ptr<char[], void (*)(void*)> arena{nullptr, free};
 char* shared_base = nullptr;
-size_t shared_bytes = 0, shared_pitch = 0;  // of a block; from one of a cluster to the next
+size_t shared_bytes = 0, shared_room = 0;  // of a block; with the no man's land behind it
 
 uint64_t rng() {  // splitmix64
   uint64_t z = (rng_state += 0x9e3779b97f4a7c15);
@@ -129,7 +126,7 @@ Thread* take_ready() {
 }
 void enter(Thread& t) {
   self = &t;
-  threadIdx = t.idx, blockIdx = t.block;
+  threadIdx = t.idx;
   counts.switches++;
   check::resume(t.rank, t.stack, kStackBytes);
 }
@@ -150,9 +147,8 @@ void fiber_main() {
       if (error.empty()) error = e.what();
     }
     check::active = false;
-    async::thread_ended();
     self->done = true;
-    block.done++, block.ended[self->cta]++, block.idle = 0;
+    block.done++, block.idle = 0;
     to_scheduler();
   }
 }
@@ -193,9 +189,8 @@ std::string name(uint3 i) {
 }
 std::string deadlock() {
   std::map<std::string, std::vector<unsigned>> groups;
-  for (unsigned i = 0; i < block.ctas * block.stride; i++) {
+  for (unsigned i = 0; i < block.threads; i++) {
     Thread& t = fibers[i];
-    if (i % block.stride >= block.threads) continue;
     char mask[16] = "";
     if (t.mask) snprintf(mask, sizeof mask, " mask %08x", t.mask);
     groups[t.done ? "has ended" : "waits at " + std::string(t.op) + " " + at(t.site) + mask]
@@ -215,35 +210,29 @@ std::string deadlock() {
 
 // ---- launches -----------------------------------------------------------------------------------
 void begin_block(unsigned linear) {
-  const unsigned n = block.threads, ranks = block.ctas * block.stride, warps = (ranks + 31) / 32;
-  memset(shared_base, 0xff, shared_pitch * block.ctas);  // NaN in every floating-point type
+  const unsigned n = block.threads, warps = (n + 31) / 32;
+  blockIdx = {linear % gridDim.x, linear / gridDim.x % gridDim.y, linear / gridDim.x / gridDim.y};
+  memset(shared_base, 0xff, shared_room);  // NaN in every floating-point type
   block.done = block.idle = 0;
-  block.ended.assign(block.ctas, 0);
   block.ready.assign(warps, 0), block.turn.assign(warps, 0), block.order.resize(warps);
   block.open.resize(warps);
   for (auto& open : block.open) open.clear();
-  for (auto& [key, barrier] : block.barriers) barrier.reset();
+  for (auto& [id, barrier] : block.barriers) barrier.reset();
   block.operations.clear();
   for (unsigned w = 0; w < warps; w++) block.order[w] = w;
-  for (unsigned cta = 0; cta < block.ctas; cta++) {
-    const unsigned b = linear * block.ctas + cta;
-    const uint3 place = {b % gridDim.x, b / gridDim.x % gridDim.y, b / gridDim.x / gridDim.y};
-    uint3 idx = {0, 0, 0};
-    for (unsigned rank = cta * block.stride; rank < cta * block.stride + n; rank++) {
-      Thread& t = fibers[rank];
-      t.idx = idx, t.block = place;
-      t.rank = rank, t.lane = rank % 32, t.warp = rank / 32, t.cta = cta;
-      t.done = false, t.mask = 0;
-      wake(t);
-      if (++idx.x == blockDim.x) idx.x = 0, idx.y++;
-      if (idx.y == blockDim.y) idx.y = 0, idx.z++;
-    }
+  uint3 idx = {0, 0, 0};
+  for (unsigned rank = 0; rank < n; rank++) {
+    Thread& t = fibers[rank];
+    t.idx = idx, t.rank = rank, t.lane = rank % 32, t.warp = rank / 32;
+    t.done = false, t.mask = 0;
+    wake(t);
+    if (++idx.x == blockDim.x) idx.x = 0, idx.y++;
+    if (idx.y == blockDim.y) idx.y = 0, idx.z++;
   }
-  blockIdx = fibers[0].block;
-  check::begin_block(linear, shared_base, shared_bytes, shared_pitch);
-  async::begin_block(ranks);
-  registers::begin_block(entry_registers, n, block.stride, block.ctas);
-  counts.blocks += block.ctas;
+  check::begin_block(linear, shared_base, shared_bytes, shared_room);
+  async::begin_block(n);
+  registers::begin_block(entry_registers, n);
+  counts.blocks++;
   if (rng_seed) shuffle(block.order);
 }
 void run_operation() {
@@ -262,16 +251,16 @@ void run_block(unsigned linear) {
     }
     if (Thread* next = take_ready()) {
       resume(*next);
-    } else if (block.operations.empty() || block.done == block.all()) {
+    } else if (block.operations.empty() || block_ended()) {
       break;
     } else {
       run_operation();
     }
   }
-  if (error.empty() && block.done < block.all()) error = deadlock();
+  if (error.empty() && !block_ended()) error = deadlock();
   if (error.empty()) error = async::end_block();
   if (error.empty()) error = registers::end_block();
-  for (unsigned i = 0; i < block.ctas * block.stride; i++) {
+  for (unsigned i = 0; i < block.threads; i++) {
     Meeting*& m = fibers[i].held;
     if (m && !--m->holders) spare.push_back(m);
     m = nullptr;
@@ -288,18 +277,8 @@ void seed(uint64_t s) { rng_seed = s; }
 unsigned rank() { return self->rank; }
 unsigned lane() { return self->lane; }
 unsigned elected() { return rng_seed % 32; }
-unsigned cluster_size() { return block.ctas; }
-unsigned cluster_rank() { return self->cta; }
-void* dynamic_shared() { return shared_base + (self ? self->cta : 0) * shared_pitch; }
-void* in_block(void* shared, unsigned cta) {
-  if (cta >= block.ctas) fail("the cluster has no block " + std::to_string(cta));
-  const size_t offset = static_cast<char*>(shared) - shared_base;
-  return shared_base + offset % shared_pitch + cta * shared_pitch;
-}
-bool has_ended(const void* shared) {
-  const size_t offset = static_cast<const char*>(shared) - shared_base;
-  return block.ended[offset / shared_pitch] == block.threads;
-}
+bool block_ended() { return block.done == block.threads; }
+void* dynamic_shared() { return shared_base; }
 size_t dynamic_shared_bytes() { return shared_bytes; }
 
 void fail(const std::string& what) {
@@ -316,7 +295,7 @@ void fail_lane(const char* op, unsigned lane) {
 }
 void yield() {  // to every other thread: spinning makes progress, or is reported
   Quiet quiet;
-  if (++block.idle > 1000 * block.all()) {
+  if (++block.idle > 1000 * block.threads) {
     fail("livelock: the threads that can run do nothing but spin");
   }
   auto& o = block.order;
@@ -331,20 +310,17 @@ void unpark(unsigned rank) { wake(fibers[rank]); }
 void later(std::function<void()> operation) { block.operations.push_back(std::move(operation)); }
 
 void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
-  const auto& [kernel, grid, threads, smem, stream, cluster, dependent] = shape;
+  const auto& [kernel, grid, threads, smem, stream, dependent] = shape;
   if (launcher.load() == std::this_thread::get_id()) throw Error("a launch from inside a kernel");
   std::lock_guard lock(launching);
   entry_registers = limits::check(shape);
   const unsigned n = threads.x * threads.y * threads.z, blocks = grid.x * grid.y * grid.z;
-  // Warpgroups of every block begin at multiples of 128.
-  const unsigned stride = cluster > 1 ? (n + 127) / 128 * 128 : n;
-  if (stride * cluster > kMaxRanks) throw Error("more threads in a cluster than are emulated");
   if (!meetings) {
     meetings = static_cast<Meeting*>(map_memory(kMeetings * sizeof(Meeting)));
     discard_fibers();
   }
-  fibers.reserve(kMaxRanks);
-  while (fibers.size() < stride * cluster) {
+  fibers.reserve(kMaxThreads);
+  while (fibers.size() < n) {
     auto* p = static_cast<char*>(map_memory(kStackBytes + kGuardBytes));
     mprotect(p, kGuardBytes, PROT_NONE);
     Thread& t = fibers.emplace_back();
@@ -352,20 +328,20 @@ void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
     t.context.init(t.stack, fiber_main);
   }
   // A kilobyte of no man's land lies behind the block's memory.
-  const size_t room = (smem + 1023) / 1024 * 1024 + 1024;
-  arena.reset(static_cast<char*>(aligned_alloc(1024, room * cluster)));
-  shared_base = arena.get(), shared_bytes = smem, shared_pitch = room;
+  shared_bytes = smem, shared_room = (smem + 1023) / 1024 * 1024 + 1024;
+  arena.reset(static_cast<char*>(aligned_alloc(1024, shared_room)));
+  shared_base = arena.get();
   body = fn, body_args = args, gridDim = grid, blockDim = threads, error.clear();
-  block.threads = n, block.ctas = cluster, block.stride = stride, rng_state = rng_seed;
+  block.threads = n, rng_state = rng_seed;
   counts.launches++;
   launcher = std::this_thread::get_id();
   try {
-    check::begin_launch(blocks / cluster, stride * cluster, shape);
+    check::begin_launch(blocks, n, shape);
     check::ignore(meetings, kMeetings * sizeof(Meeting));
-    std::vector<unsigned> order(blocks / cluster);
-    for (unsigned i = 0; i < order.size(); i++) order[i] = i;
+    std::vector<unsigned> order(blocks);
+    for (unsigned i = 0; i < blocks; i++) order[i] = i;
     if (rng_seed) shuffle(order);
-    for (unsigned i = 0; i < order.size() && error.empty(); i++) run_block(order[i]);
+    for (unsigned i = 0; i < blocks && error.empty(); i++) run_block(order[i]);
     if (error.empty()) check::end_launch();
   } catch (const std::exception& e) {
     error = e.what();
@@ -378,11 +354,8 @@ void run(const LaunchShape& shape, void (*fn)(void*), void* args) {
 }
 
 // ---- barriers and warp collectives --------------------------------------------------------------
-// Each block has barriers of its own; -1 is the cluster's.
-static int key_of(int id) { return int(self->cta) * 16 + id; }
-
 int barrier_reduce(bool pred, int how, const char* op, Site site) {
-  Barrier& b = block.barriers[key_of(0)];
+  Barrier& b = block.barriers[0];
   b.true_count += pred, b.all_count++;
   barrier(0, 0, op, site);
   return how == 0 ? b.result >> 1 : how == 1 ? b.result & 1 : b.result > 1;
@@ -409,7 +382,7 @@ static void release(Barrier& b) {
 }
 void barrier(int id, unsigned count, const char* op, Site site) {
   Quiet quiet;
-  Barrier& b = block.barriers[key_of(id)];
+  Barrier& b = block.barriers[id];
   if (!count) count = block.threads;
   if (!b.waiting.empty() && id == 0) {
     Thread& t = fibers[b.waiting[0]];
@@ -421,16 +394,6 @@ void barrier(int id, unsigned count, const char* op, Site site) {
   const bool last = complete(b, id, count, op, site);
   b.waiting.push_back(self->rank);
   if (last) {
-    release(b);
-  } else {
-    wait_at(op, site, 0);
-  }
-}
-void cluster_barrier(const char* op, Site site) {
-  Quiet quiet;
-  Barrier& b = block.barriers[-1];
-  b.waiting.push_back(self->rank);
-  if (b.waiting.size() == block.all()) {
     release(b);
   } else {
     wait_at(op, site, 0);

@@ -4,8 +4,7 @@
 // A kernel written in CUDA C++ and the wrappers of cuda/gpu compiles under this header as plain
 // C++20. The threads of a block are fibers of one OS thread; a fiber runs until it meets a barrier,
 // a warp collective or its end, and which one runs next is drawn from a seed (0: in order). Blocks
-// run one after another, in seeded order; those of a cluster run together, as one block would whose
-// threads have several shared memories.
+// run one after another, in seeded order.
 //
 // Adversarial where CUDA leaves room: shared memory starts as NaN, asynchronous copies and matrix
 // products leave NaN until they are waited for and then read their operands, one warp may run ahead
@@ -34,8 +33,8 @@
 #include <tuple>
 #include <type_traits>
 
-inline uint3 threadIdx,
-    blockIdx;  // of the fiber that runs; the scheduler sets them at every switch
+inline uint3 threadIdx;  // of the fiber that runs: the scheduler sets it at every switch
+inline uint3 blockIdx;
 inline dim3 blockDim, gridDim;
 inline constexpr int warpSize = 32;
 
@@ -80,24 +79,18 @@ struct LaunchShape {
   dim3 grid, block;
   size_t smem;
   const void* stream;
-  unsigned cluster;  // blocks, along x
-  bool dependent;    // may it begin before the launch before it on the stream has ended?
+  bool dependent;  // may it begin before the launch before it on the stream has ended?
 };
 
 [[noreturn]] void fail(const std::string& what);  // ends the launch with an Error
 [[noreturn]] void fail_lane(const char* op, unsigned lane);
-unsigned rank();  // of the running thread in its cluster; blocks begin at multiples of 128
-unsigned cluster_size();
-unsigned cluster_rank();  // of the running thread's block in its cluster
-// The same place in the shared memory of another block of the cluster.
-void* in_block(void* shared, unsigned block);
-bool has_ended(const void* shared);  // all threads of the block that has this shared memory?
+unsigned rank();     // of the running thread in its block
+bool block_ended();  // have all threads of the block?
 unsigned lane();
 unsigned elected();  // the lane that elect.sync names
 void* dynamic_shared();
 size_t dynamic_shared_bytes();
-void barrier(int id, unsigned count, const char* op, Site);  // count 0: the whole block
-void cluster_barrier(const char* op, Site);
+void barrier(int id, unsigned count, const char* op, Site);    // count 0: the whole block
 int barrier_reduce(bool pred, int how, const char* op, Site);  // 0 count, 1 and, 2 or
 void yield();
 
@@ -137,15 +130,14 @@ void cp_async_wait(unsigned pending_groups);
 // only after that thread's fence_proxy_async().
 namespace check {
 inline bool active;  // a kernel's own code runs, not the emulator's: instrumented accesses count
-inline constexpr unsigned kBarrierActors = 32;  // of each block of a cluster
+inline constexpr unsigned kBarrierActors = 32;
 // in_flight: the destination of a copy not yet waited for.
 enum Kind { plain, atomically, in_flight };
 
-// A cluster counts as a block here. threads: ranks that those of a cluster may have.
-void begin_launch(unsigned clusters, unsigned threads, const LaunchShape&);
+void begin_launch(unsigned blocks, unsigned threads, const LaunchShape&);
 void end_launch();
-// Each block of the cluster has `bytes` of shared memory, `pitch` bytes after the one before.
-void begin_block(unsigned cluster, void* shared, size_t bytes, size_t pitch);
+// room: the bytes of shared memory and the no man's land behind them.
+void begin_block(unsigned block, void* shared, size_t bytes, size_t room);
 void resume(unsigned rank, const void* stack, size_t bytes);
 void ignore(const void* p, size_t bytes);  // the emulator's own memory
 
