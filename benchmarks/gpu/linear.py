@@ -186,8 +186,12 @@ def measure(cell: LinearCell, target: Target, timer: timing.Timer) -> dict[str, 
     if isinstance(first, ops.PackedWeight):
         step = -(-cell.columns // CHECKED_COLUMNS)
         columns = torch.arange(0, cell.columns, step, device=out.device)
-        numbers, scale = rounded(x) if cell.format == "f8_a8" else (x, 1.0)
-        _check(numbers.float() * scale, first.rows(columns, x.dtype), out[:, columns])
+        if cell.format == "f8_a8":  # its weights are not rounded to 16 bits
+            numbers, scale = rounded(x)
+            weight = first.rows(columns, torch.float32)
+            _check(numbers.float() * scale, weight, out[:, columns])
+        else:
+            _check(x, first.rows(columns, x.dtype), out[:, columns])
     else:
         _check(x, first, out)
     for row in sorted({0, cell.rows // 2, cell.rows - 1}):
