@@ -17,6 +17,7 @@ from benchmarks.gpu import floors, timing
 from benchmarks.gpu.attention import describe, figures
 from benchmarks.gpu.run import Target
 from specdec_ext import ops
+from specdec_ext.ops.weight_blocks import E4M3_FORMATS
 
 ROTATED_BYTES = 200 << 20
 SHAPES = {
@@ -103,7 +104,7 @@ def random_packed(
         0, 256, (columns, depth // elements, size), dtype=torch.uint8, device=generator.device,
         generator=generator,
     )  # fmt: skip
-    if format in ("f8_g", "f8_a8"):
+    if format in E4M3_FORMATS:
         blocks &= 0xF7  # no NaN
     drawn = torch.randint(32, 96, (columns, 1, 1), device=generator.device, generator=generator)
     scale = drawn.float() * 2.0 ** (-17 if format.endswith("_k") else -13)

@@ -26,7 +26,8 @@ Parameters
 ----------
 x : tensor [R, K]
     float32, bfloat16 or float16, CPU, inner dimension contiguous. Rounded to bfloat16 if the weight
-    is bfloat16, to 8 bits in blocks of 32 if it is quantised; used as float32 otherwise.
+    is bfloat16 or e4m3 (f8_a8: to e4m3 then, with a scale for the row), to 8 bits in blocks of 32 if
+    it is quantised; used as float32 otherwise.
 out : tensor [R, N]
     Any of the three dtypes, CPU, inner dimension contiguous. Accumulation is float32.
 
@@ -78,7 +79,7 @@ void register_linear(py::module_& m) {
           py::arg("weight"), py::arg("bias") = py::none(),
           "weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised "
           "weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, "
-          "q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g or f8_g (whose x is rounded to bfloat16).")
+          "q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8.")
       .def(
           "run",
           [](const PackedLinear& self, const py::object& x_tensor, const py::object& out_tensor) {

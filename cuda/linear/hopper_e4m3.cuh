@@ -58,15 +58,7 @@ __device__ __forceinline__ void sum_e4m3_slice(const LinearLaunch& launch,
                                                const HopperLinearBlock<Tile>& block,
                                                HopperLinearShared<Tile>& shared,
                                                float (&total)[Tile::kRows / 2]) {
-  constexpr int kTileBytes = packed_layout(WeightFormat::kF8_A8).tile_bytes();
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
-  const int strip = warp / 2, fragment = warp % 2;
-  // Tiles of the warp's columns from the slice's first k on.
-  const std::int32_t tiles =
-      block.first_column + strip * PackedLayout::kColumns < launch.call.columns
-          ? (launch.call.depth - block.first_k - 1) / PackedLayout::kDepth + 1
-          : 0;
+  const WarpTiles<WeightFormat::kF8_A8, Tile> tiles(launch, block);
   float part[Tile::kRows / 2];
 #pragma unroll
   for (int j = 0; j < Tile::kRows / 2; ++j) total[j] = 0.0f;
@@ -74,14 +66,13 @@ __device__ __forceinline__ void sum_e4m3_slice(const LinearLaunch& launch,
   std::uint32_t round = 0;
   for (std::int32_t i = 0; i < block.stages; ++i) {
     gpu::mbarrier_wait(&shared.full[stage], round);
-    const unsigned char* tile = shared.weights[stage] + strip * Tile::kPanels * kTileBytes;
     const std::uint64_t rows =
         gpu::wgmma_descriptor(shared.rows[stage], gpu::Swizzle::b128, 0, 1024);
     E4m3Weights weights[Tile::kPanels];
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      weights[panel].load(tile + panel * kTileBytes, fragment, lane,
-                          i * Tile::kPanels + panel < tiles);
+      weights[panel].load(tiles.at(shared.weights[stage], panel), tiles.fragment, tiles.lane,
+                          i * Tile::kPanels + panel < tiles.count);
     }
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
@@ -104,7 +95,7 @@ __device__ __forceinline__ void sum_e4m3_slice(const LinearLaunch& launch,
       }
     }
     __syncwarp();
-    if (lane == 0) gpu::mbarrier_arrive(&shared.free[stage]);
+    if (tiles.lane == 0) gpu::mbarrier_arrive(&shared.free[stage]);
     if (++stage == Tile::kStages) stage = 0, round ^= 1;
   }
 }
@@ -131,21 +122,11 @@ void launch_e4m3_tile(const LinearLaunch& launch, dim3 grid) {
                                 rows_of_block(launch), 1));
 }
 
-// The tile is `kAt` of kPackedTiles or one behind it.
-template <class T, std::size_t kAt>
-void launch_e4m3_tiles(const LinearLaunch& launch, StreamTile tile, dim3 grid) {
-  constexpr StreamTile kTile = kPackedTiles[kAt];
-  if constexpr (kAt + 1 < kPackedTiles.size()) {
-    if (tile.row_tile != kTile.row_tile || tile.columns != kTile.columns) {
-      return launch_e4m3_tiles<T, kAt + 1>(launch, tile, grid);
-    }
-  }
-  launch_e4m3_tile<T, HopperE4m3Tile<kTile.row_tile, kTile.columns / kStreamColumns>>(launch, grid);
-}
-
 template <class T>
 void launch_hopper_e4m3(const LinearLaunch& launch, StreamTile tile, dim3 grid) {
-  launch_e4m3_tiles<T, 0>(launch, tile, grid);
+  by_packed_tile(tile, [&]<int kRows, int kGroups>() {
+    launch_e4m3_tile<T, HopperE4m3Tile<kRows, kGroups>>(launch, grid);
+  });
 }
 
 }  // namespace specdec::cuda

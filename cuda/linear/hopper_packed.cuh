@@ -100,37 +100,50 @@ struct PanelWeights {
   }
 };
 
+// Which packed tiles of a stage are a consumer warp's: half of those of 32 columns.
+template <WeightFormat kFormat, class Tile>
+struct WarpTiles {
+  static constexpr int kTileBytes = packed_layout(kFormat).tile_bytes();
+  int lane, strip, fragment;
+  std::int32_t count;  // that exist, from the slice's first k on
+
+  __device__ __forceinline__ WarpTiles(const LinearLaunch& launch,
+                                       const HopperLinearBlock<Tile>& block)
+      : lane(static_cast<int>(threadIdx.x % 32)) {
+    const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
+    strip = warp / 2, fragment = warp % 2;
+    count = block.first_column + strip * PackedLayout::kColumns < launch.call.columns
+                ? (launch.call.depth - block.first_k - 1) / PackedLayout::kDepth + 1
+                : 0;
+  }
+  __device__ __forceinline__ const unsigned char* at(const unsigned char* weights,
+                                                     int panel) const {
+    return weights + (strip * Tile::kPanels + panel) * kTileBytes;
+  }
+};
+
 // A consumer warpgroup: its columns' sums of the block's slice, placed as by sum_slice().
 template <class T, WeightFormat kFormat, class Tile>
 __device__ __forceinline__ void sum_packed_slice(const LinearLaunch& launch,
                                                  const HopperLinearBlock<Tile>& block,
                                                  HopperLinearShared<Tile>& shared,
                                                  float (&total)[Tile::kRows / 2]) {
-  constexpr int kTileBytes = packed_layout(kFormat).tile_bytes();
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int warp = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 32), 0);
-  const int strip = warp / 2, fragment = warp % 2;
-  // Tiles of the warp's columns from the slice's first k on.
-  const std::int32_t tiles =
-      block.first_column + strip * PackedLayout::kColumns < launch.call.columns
-          ? (launch.call.depth - block.first_k - 1) / PackedLayout::kDepth + 1
-          : 0;
+  const WarpTiles<kFormat, Tile> tiles(launch, block);
   PanelWeights<T, kFormat> weights;
   std::uint32_t a[2][2][4];  // of the two halves of a panel
   const auto multiply = [&](int stage, std::int32_t index, bool begins,
                             float (&sums)[Tile::kRows / 2], const auto& release) {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      const bool exists = index * Tile::kPanels + panel < tiles;
-      const unsigned char* tile =
-          shared.weights[stage] + (strip * Tile::kPanels + panel) * kTileBytes;
+      const bool exists = index * Tile::kPanels + panel < tiles.count;
+      const unsigned char* tile = tiles.at(shared.weights[stage], panel);
       const std::uint64_t rows = gpu::wgmma_descriptor(
           shared.rows[stage] + panel * Tile::kRowPanelBytes, gpu::Swizzle::b128, 0, 1024);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // Without a branch ptxas takes this for a part of what is in flight, and serialises.
         if (exists) {
-          weights.widen(tile, fragment, lane, half, a[half]);
+          weights.widen(tile, tiles.fragment, tiles.lane, half, a[half]);
         } else {
 #pragma unroll
           for (int r = 0; r < 8; ++r) a[half][r / 4][r % 4] = 0;
@@ -176,23 +189,23 @@ void launch_packed_tile(const LinearLaunch& launch, dim3 grid) {
               launch, linear_row_map(launch));
 }
 
-// The tile is `kAt` of kPackedTiles or one behind it.
-template <class T, WeightFormat kFormat, std::size_t kAt>
-void launch_packed_tiles(const LinearLaunch& launch, StreamTile tile, dim3 grid) {
+// Calls start<rows, warpgroups>() for the tile, which is `kAt` of kPackedTiles or one behind it.
+template <std::size_t kAt = 0, class F>
+void by_packed_tile(StreamTile tile, F start) {
   constexpr StreamTile kTile = kPackedTiles[kAt];
   if constexpr (kAt + 1 < kPackedTiles.size()) {
     if (tile.row_tile != kTile.row_tile || tile.columns != kTile.columns) {
-      return launch_packed_tiles<T, kFormat, kAt + 1>(launch, tile, grid);
+      return by_packed_tile<kAt + 1>(tile, start);
     }
   }
-  launch_packed_tile<T, kFormat,
-                     HopperPackedTile<kFormat, kTile.row_tile, kTile.columns / kStreamColumns>>(
-      launch, grid);
+  start.template operator()<kTile.row_tile, kTile.columns / kStreamColumns>();
 }
 
 template <class T, WeightFormat kFormat>
 void launch_hopper_packed(const LinearLaunch& launch, StreamTile tile, dim3 grid) {
-  launch_packed_tiles<T, kFormat, 0>(launch, tile, grid);
+  by_packed_tile(tile, [&]<int kRows, int kGroups>() {
+    launch_packed_tile<T, kFormat, HopperPackedTile<kFormat, kRows, kGroups>>(launch, grid);
+  });
 }
 
 }  // namespace specdec::cuda

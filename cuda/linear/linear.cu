@@ -112,11 +112,13 @@ void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   }
 }
 
-// Calls f with the launch of each `launch_rows` rows in turn. x_bytes: of an element of x.
+// Calls f with the launch of each `launch_rows` rows in turn.
 template <class F>
 void for_each_launch(const LinearParams& p, std::int32_t launch_rows, std::int64_t row_bytes,
-                     std::int64_t pitch, std::int64_t x_bytes, F f) {
+                     std::int64_t pitch, F f) {
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
+  // x is rounded by now (linear_of_e4m3_rows).
+  const std::int64_t x_bytes = p.format == WeightFormat::kF8_A8 ? 1 : out_bytes;
   for (std::int32_t first = 0; first < p.rows; first += launch_rows) {
     LinearLaunch launch{};
     launch.call = p;
@@ -137,15 +139,15 @@ LinearProblem problem_of(const LinearParams& p) {
           p.dtype, serves_matrix(p), p.columns > 1 && p.weight_row_stride < p.depth};
 }
 
-// start(launch, grid) starts the kernel of such tiles. x_bytes: of an element of x.
+// start(launch, grid) starts the kernel of such tiles.
 template <class F>
-void stream_linear(const LinearParams& p, const StreamTile& tile, std::int64_t x_bytes, F start) {
+void stream_linear(const LinearParams& p, const StreamTile& tile, F start) {
   const LinearDeal deal = deal_linear(tile, p.rows, p.columns, p.depth, p.cut_columns);
   // Rows that share memory are no matrix to the copy engine: one by one.
   const bool overlaps = p.rows > 1 && p.x_row_stride < p.depth;
   const std::int32_t launch_rows =
       overlaps ? 1 : rows_per_launch(deal.row_bytes, tile.row_tile, p.rows, p.exec.workspace_bytes);
-  for_each_launch(p, launch_rows, deal.row_bytes, deal.pitch, x_bytes, [&](LinearLaunch& launch) {
+  for_each_launch(p, launch_rows, deal.row_bytes, deal.pitch, [&](LinearLaunch& launch) {
     launch.part_depth = deal.cut.slice_depth;
     launch.parts_per_unit = 1;
     launch.row_tiles = (launch.call.rows - 1) / tile.row_tile + 1;
@@ -182,12 +184,18 @@ ScratchBytes scratch_of_sums(std::int32_t rows, std::int32_t columns, std::int32
   return scratch;
 }
 
+// What the sums of one row take at most, of whatever number of rows it is one.
+constexpr std::int64_t most_sums_of_a_row(std::int32_t columns, std::int32_t depth) {
+  const int units = std::max(linear_cut(depth).parts(), kStreamMaxSlices);
+  return (std::int64_t{columns} + 7) / 8 * 8 * units * std::int64_t{sizeof(float)};
+}
+
 // Rounds as many rows at a time as there is scratch for, beside the sums of one row, and multiplies
 // these.
 void linear_of_e4m3_rows(const LinearParams& p, const DeviceLimits& limits) {
   const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
   const StreamTile* tile = pick_packed(problem, p.format, limits);
-  const std::int64_t sums = scratch_of_sums(1, p.columns, p.depth).needed;
+  const std::int64_t sums = most_sums_of_a_row(p.columns, p.depth);
   const std::int64_t room = p.exec.workspace_bytes - sums - 3 * kScratchAlignment;
   const auto most = std::max<std::int64_t>(1, room / e4m3_row_bytes(p.depth));
   for (std::int32_t first = 0, rows; first < p.rows; first += rows) {
@@ -211,7 +219,7 @@ void linear_of_e4m3_rows(const LinearParams& p, const DeviceLimits& limits) {
       linear(part, limits);
       continue;
     }
-    stream_linear(part, *tile, 1, [&](const LinearLaunch& launch, dim3 grid) {
+    stream_linear(part, *tile, [&](const LinearLaunch& launch, dim3 grid) {
       (p.dtype == DType::kBF16 ? launch_hopper_e4m3<__nv_bfloat16>
                                : launch_hopper_e4m3<__half>)(launch, *tile, grid);
     });
@@ -225,8 +233,10 @@ ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
   if (rows <= 0 || dtype == DType::kF32) return {};
   ScratchBytes scratch = scratch_of_sums(rows, columns, depth);
   if (format == WeightFormat::kF8_A8) {
-    scratch.needed += e4m3_row_bytes(depth) + 3 * kScratchAlignment;
-    scratch.wanted += rows * e4m3_row_bytes(depth) + 3 * kScratchAlignment;
+    const std::int64_t sums = most_sums_of_a_row(columns, depth);
+    const std::int64_t row = e4m3_row_bytes(depth), aligned = 3 * kScratchAlignment;
+    scratch.needed = sums + row + aligned;
+    scratch.wanted = std::max(scratch.wanted, sums) + rows * row + aligned;
   }
   return scratch;
 }
@@ -238,7 +248,7 @@ void linear(const LinearParams& p, const DeviceLimits& limits) {
     // Their callers see to it that x can be copied.
     const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
     if (const StreamTile* tile = pick_packed(problem, p.format, limits)) {
-      return stream_linear(p, *tile, 2, [&](const LinearLaunch& launch, dim3 grid) {
+      return stream_linear(p, *tile, [&](const LinearLaunch& launch, dim3 grid) {
         by_format(p, [&]<class T, WeightFormat kFormat>() {
           launch_hopper_packed<T, kFormat>(launch, *tile, grid);
         });
@@ -251,14 +261,13 @@ void linear(const LinearParams& p, const DeviceLimits& limits) {
     }
     if (const LinearInstance* instance = pick_linear(problem_of(p), limits)) {
       const auto index = static_cast<std::size_t>(instance - kLinearInstances.data());
-      return stream_linear(p, instance->tile(), 2, linear_launcher(index));
+      return stream_linear(p, instance->tile(), linear_launcher(index));
     }
   }
   const LinearPlan plan = plan_linear(p.rows, p.columns, p.depth);
   const std::int32_t launch_rows =
       rows_per_launch(plan.row_bytes, plan.tile.row_tile, p.rows, p.exec.workspace_bytes);
-  const auto x_bytes = static_cast<std::int64_t>(dtype_bytes(p.dtype));
-  for_each_launch(p, launch_rows, plan.row_bytes, plan.pitch, x_bytes, [&](LinearLaunch& launch) {
+  for_each_launch(p, launch_rows, plan.row_bytes, plan.pitch, [&](LinearLaunch& launch) {
     launch.part_depth = linear_cut(p.depth).part_depth;
     launch.parts_per_unit = plan.parts_per_unit;
     launch.row_tiles = (launch.call.rows - 1) / plan.tile.row_tile + 1;

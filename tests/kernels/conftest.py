@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from cuda_calls import emulated_device
 
 from emulators import LIBRARIES, synchronize, unrecorded_kernels, use_stream
 from specdec_ext import ops
@@ -20,6 +21,13 @@ def torch_on_one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[9, 8])
+def family(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The emulated device is of 9.0 (wgmma), then of 8.0 (mma.sync)."""
+    with emulated_device(4, major=request.param):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from cuda_calls import Target
+from kernel_calls import bits
 
 from specdec_ext import ops
 
@@ -22,6 +23,13 @@ class Layer:
 
     def rows(self, which: slice | list[int]) -> Layer:
         return dataclasses.replace(self, x=self.x[which])
+
+
+both_families = pytest.mark.usefixtures("family")  # of conftest.py
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a), bits(b))
 
 
 def needs_emulation(target: Target, major: int) -> None:

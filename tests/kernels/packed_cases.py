@@ -11,6 +11,7 @@ from cuda_calls import Target
 from linear_cases import Layer, call, make_layer
 
 from specdec_ext import ops
+from specdec_ext.ops.weight_blocks import E4M3_FORMATS
 
 # Formats, some with a way in which the scales are drawn: "/32" for each 32 k, "/full" with 24 bits.
 HALF_FORMATS = ("q8_0", "q4_0", "q4_1")
@@ -108,7 +109,7 @@ def of_block(block: np.ndarray, format: str) -> list[np.float32]:
     data, scale = block[first + int(dtype[2]) :], get(block, format, 0)
     if format in ("q8_0", "q8_g"):
         return [np.float32(int(q)) * scale for q in data.view(np.int8)]
-    if format in ("f8_g", "f8_a8"):
+    if format in E4M3_FORMATS:
         return [e4m3(int(code)) * scale for code in data]
     numbers = [int(b) & 15 for b in data] + [int(b) >> 4 for b in data]
     if format == "q4_0":
@@ -180,7 +181,7 @@ def random_blocks(columns: int, depth: int, format: str, seed: int = 1) -> np.nd
 
     for which in range(len(FACTORS[format])):
         set_factor(blocks, format, which, factors(which == 0))
-    if format in ("f8_g", "f8_a8"):
+    if format in E4M3_FORMATS:
         codes = blocks.reshape(columns, count, bytes_of_block)[..., 4:]
         codes[codes & 127 == 127] ^= 1
     return blocks

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from cuda_calls import Target, checked, emulated_device, every_backend, fast
-from kernel_calls import bits
 from linear_cases import (
     Layer,
+    both_families,
     cancelling_layer,
     check_error,
     exact,
     make_layer,
     needs_emulation,
     run,
+    same,
 )
 from ops_arguments import refused
 
@@ -32,26 +33,12 @@ SHAPES = [
     (32, 130, 200), (33, 129, 640), (64, 64, 520), (65, 140, 136), (128, 127, 72),
     (130, 40, 264), (5, 31, 4160), (20, 24, 8264), (4, 24, 4104), (40, 9, 4104),
 ]  # fmt: skip
-# For 9.0 also blocks of one and two warpgroups, whole and past the last column, rings walked more
-# than once, chains and slices.
+# For 9.0 also blocks of one, two and four warpgroups, whole and past the last column, rings walked
+# more than once, chains and slices.
 STREAM_SHAPES = [
     (30, 130, 1288), (60, 300, 1032), (84, 520, 200), (90, 513, 904), (100, 1030, 72),
-    (140, 530, 136), (84, 140, 2056),
+    (140, 530, 136), (84, 140, 2056), (32, 1000, 136), (60, 1000, 136),
 ]  # fmt: skip
-
-
-@pytest.fixture(params=[9, 8])
-def family(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The emulated device is of 9.0 (wgmma), then of 8.0 (mma.sync)."""
-    with emulated_device(4, major=request.param):
-        yield
-
-
-both_families = pytest.mark.usefixtures("family")
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(bits(a), bits(b))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

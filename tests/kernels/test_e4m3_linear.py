@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from cuda_calls import Target, checked, emulated_device, every_backend, fast
-from kernel_calls import bits
-from linear_cases import needs_emulation
+from linear_cases import both_families, needs_emulation, same
 from packed_cases import PackedLayer, dequantised, make_packed, pack, random_blocks, run_packed
 
 from specdec_ext import ops
@@ -23,20 +21,6 @@ SHAPES = [
     (33, 129, 640), (64, 64, 576), (65, 140, 192), (90, 300, 448), (128, 127, 128), (130, 40, 320),
     (5, 31, 4160), (20, 24, 8256),
 ]  # fmt: skip
-
-
-@pytest.fixture(params=[9, 8])
-def family(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The emulated device is of 9.0 (wgmma), then of 8.0 (mma.sync)."""
-    with emulated_device(4, major=request.param):
-        yield
-
-
-both_families = pytest.mark.usefixtures("family")
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(bits(a), bits(b))
 
 
 def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,6 +206,26 @@ def test_less_scratch_takes_more_launches(target: Target, rows: int) -> None:
     with pytest.raises(ValueError, match="workspace"):
         ops.linear(x, weight, out=target.put(torch.empty(rows, 37, dtype=torch.bfloat16)),
                    backend=target.backend, workspace=target.put(torch.empty(64)))  # fmt: skip
+
+
+@pytest.mark.parametrize("room", [20_000, 40_000, 150_000, 152_000, 156_000, 164_000])
+@both_families
+@fast
+def test_rounded_rows_leave_room_for_their_sums(target: Target, room: int) -> None:
+    """17 rows of 8.3 KB fit into 150 KB beside the sums of one row alone. But as one of 17 a row is
+    in another tile, whose sums are twice as large on 8.0."""
+    layer = make_layer(20, 520, 4160, torch.bfloat16, bias=False)
+    expected = run_packed(target, layer)
+    x, weight = target.put(layer.x), pack(target, layer)
+    out = target.put(torch.empty(20, 520, dtype=torch.bfloat16))
+    scratch = target.put(torch.full((room // 4 + 64,), math.nan))
+    how = {"out": out, "backend": target.backend, "workspace": scratch}
+    if room < 25_000:
+        with pytest.raises(ValueError, match="workspace has"):
+            ops.linear(x, weight, **how)
+    else:
+        ops.linear(x, weight, **how)
+        assert same(out.cpu(), expected)
 
 
 @fast

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from cuda_calls import Target, checked, emulated_device, every_backend, fast
-from kernel_calls import bits
-from linear_cases import check_error, needs_emulation, run
+from linear_cases import both_families, check_error, needs_emulation, run, same
 from ops_arguments import refused
 from packed_cases import (
     BITS,
@@ -48,20 +47,6 @@ STREAM_CASES = [
     ("q8_g", (84, 520, 256)), ("q4_0", (90, 513, 928)), ("q6_k", (100, 300, 96)),
     ("f8_g", (140, 290, 192)), ("q4_g", (84, 140, 2112)), ("q5_k", (64, 258, 256)),
 ]  # fmt: skip
-
-
-@pytest.fixture(params=[9, 8])
-def family(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The emulated device is of 9.0 (wgmma), then of 8.0 (mma.sync)."""
-    with emulated_device(4, major=request.param):
-        yield
-
-
-both_families = pytest.mark.usefixtures("family")
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(bits(a), bits(b))
 
 
 formats = pytest.mark.parametrize("format", FORMATS)

@@ -74,6 +74,24 @@ void pack(int columns, int depth) {
   }
 }
 
+// A launch whose slices' sums go to `partial`, for the x that is there; both are exposed.
+cuda::LinearLaunch launch_of(int rows, int columns, int depth, int pitch, int row_tile, int slices,
+                             unsigned schedule) {
+  cuda::LinearLaunch launch{};
+  launch.call.x = x.data(), launch.call.x_row_stride = pitch;
+  launch.call.rows = rows, launch.call.columns = columns, launch.call.depth = depth;
+  launch.call.dtype = DType::kBF16, launch.call.constant_weight = schedule % 2 == 1;
+  launch.part_depth = ((depth - 1) / slices / kStreamDepth + 1) * kStreamDepth;
+  launch.row_tiles = (rows - 1) / row_tile + 1;
+  launch.pitch = (columns + 7) / 8 * 8, launch.unit_stride = rows * launch.pitch;
+  partial.assign(size_t(slices) * launch.unit_stride, NAN);
+  launch.partial = partial.data();
+  simt::conceal();
+  simt::expose(x.data(), x.size() * 2, "x", false);
+  simt::expose(partial.data(), partial.size() * 4, "partial");
+  return launch;
+}
+
 // kFormat: kElements, or the packed format.
 template <int kRows, int kGroups, WeightFormat kFormat = WeightFormat::kElements>
 void product(int rows, int columns, int depth, int slices, unsigned schedule) {
@@ -89,18 +107,8 @@ void product(int rows, int columns, int depth, int slices, unsigned schedule) {
   for (int c = 0; c < columns; c++) {
     for (int k = 0; k < depth; k++) weight[size_t(c) * pitch + k] = bf16(weight_at(c, k));
   }
-  cuda::LinearLaunch launch{};
-  launch.call.x = x.data(), launch.call.weight = weight.data();
-  launch.call.x_row_stride = launch.call.weight_row_stride = pitch;
-  launch.call.rows = rows, launch.call.columns = columns, launch.call.depth = depth;
-  launch.call.dtype = DType::kBF16, launch.call.constant_weight = schedule % 2 == 1;
-  launch.part_depth = ((depth - 1) / slices / kStreamDepth + 1) * kStreamDepth;
-  launch.row_tiles = (rows - 1) / kRows + 1;
-  launch.pitch = (columns + 7) / 8 * 8, launch.unit_stride = rows * launch.pitch;
-  partial.assign(size_t(slices) * launch.unit_stride, NAN);
-  launch.partial = partial.data();
-  simt::conceal();
-  simt::expose(x.data(), x.size() * 2, "x", false);
+  cuda::LinearLaunch launch = launch_of(rows, columns, depth, pitch, kRows, slices, schedule);
+  launch.call.weight = weight.data(), launch.call.weight_row_stride = pitch;
   if constexpr (kPacked) {
     pack<kFormat>(columns, depth);
     launch.call.weight = packed.data(), launch.call.format = kFormat;
@@ -108,7 +116,6 @@ void product(int rows, int columns, int depth, int slices, unsigned schedule) {
   } else {
     simt::expose(weight.data(), weight.size() * 2, "weight", false);
   }
-  simt::expose(partial.data(), partial.size() * 4, "partial");
   const unsigned tiles = (columns - 1) / kColumns + 1;
   const dim3 grid(tiles * launch.row_tiles, unsigned(slices));
   simt::seed(schedule);
@@ -150,24 +157,14 @@ void e4m3_product(int rows, int columns, int depth, int slices, unsigned schedul
     for (int k = 0; k < depth; k++) x[size_t(r) * pitch + k] = bf16(element(r, k) * power(r));
   }
   pack<kFormat>(columns, depth);
-  cuda::LinearLaunch launch{};
+  cuda::LinearLaunch launch = launch_of(rows, columns, depth, pitch, kRows, slices, schedule);
   LinearParams& call = launch.call;
-  call.x = x.data(), call.weight = packed.data(), call.x_row_stride = pitch;
-  call.rows = rows, call.columns = columns, call.depth = depth;
-  call.dtype = DType::kBF16, call.format = kFormat, call.constant_weight = schedule % 2 == 1;
+  call.weight = packed.data(), call.format = kFormat;
   numbers.assign(size_t(rows) * bytes / 16, {}), row_scales.assign(size_t(rows), NAN);
   std::fill_n(numbers.data()->bytes, size_t(rows) * bytes, static_cast<unsigned char>(0x7f));
-  launch.part_depth = ((depth - 1) / slices / kStreamDepth + 1) * kStreamDepth;
-  launch.row_tiles = (rows - 1) / kRows + 1;
-  launch.pitch = (columns + 7) / 8 * 8, launch.unit_stride = rows * launch.pitch;
-  partial.assign(size_t(slices) * launch.unit_stride, NAN);
-  launch.partial = partial.data();
-  simt::conceal();
-  simt::expose(x.data(), x.size() * 2, "x", false);
   simt::expose(packed.data(), packed.size() * sizeof(Vector), "weight", false);
   simt::expose(numbers.data(), numbers.size() * sizeof(Vector), "numbers");
   simt::expose(row_scales.data(), row_scales.size() * 4, "row scales");
-  simt::expose(partial.data(), partial.size() * 4, "partial");
   simt::seed(schedule);
   cuda::round_rows(call, {numbers.data(), row_scales.data(), true});
   call.x = numbers.data(), call.x_row_stride = bytes, call.row_scales = row_scales.data();

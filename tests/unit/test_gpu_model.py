@@ -237,6 +237,17 @@ def test_how_a_product_is_dealt() -> None:
     assert [tuple(map(int, row)) for row in table] == [(*t, tile.stages) for tile, t in tiles]
 
 
+def test_the_model_chooses_the_tiles_that_the_package_does() -> None:
+    """Those that tests/simt/drive_linear.cc holds pick_linear() to, for a device of 132."""
+    text = (ROOT / "tests" / "simt" / "drive_linear.cc").read_text()
+    table = text.partition("int widths[][4] = {")[2].partition(";")[0]
+    chosen = re.findall(r"\{(\d+), (\d+), (\d+), (\d+)\}", table)
+    assert len(chosen) > 12
+    for rows, columns, depth, wanted in ([int(n) for n in row] for row in chosen):
+        tile = model_linear.linear_tile(rows, columns, depth, Device(), "bf16")
+        assert tile.columns == wanted, (rows, columns, depth)
+
+
 @pytest.mark.parametrize(
     ("name", "most"), [("qkv", 1.25), ("o", 1.4), ("gate-up", 1.06), ("down", 1.35), ("head", 1.08)]
 )

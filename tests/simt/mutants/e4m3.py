@@ -9,7 +9,8 @@ ROWS = "cuda/linear/e4m3_rows.cu"
 RULE = "cpp/algo/e4m3_row.h"
 LAUNCH = "cuda/linear/linear_launch.cuh"
 LINEAR = "cuda/linear/linear.cu"
-PICK = "cuda/linear/hopper_linear.cuh"
+STREAM = "cuda/linear/hopper_linear.cuh"
+PACKED = "cuda/linear/hopper_packed.cuh"
 
 MUTANTS = [
     Mutant(
@@ -79,14 +80,14 @@ MUTANTS = [
         "e4m3-10",
         "tiles that do not exist are read",
         PRODUCT,
-        "i * Tile::kPanels + panel < tiles",
+        "i * Tile::kPanels + panel < tiles.count",
         "true",
     ),
     Mutant(
         "e4m3-11",
         "a stage is never handed back",
         PRODUCT,
-        "if (lane == 0) gpu::mbarrier_arrive(&shared.free[stage]);",
+        "if (tiles.lane == 0) gpu::mbarrier_arrive(&shared.free[stage]);",
         "",
         tests="emu and not fast and values",
     ),
@@ -197,9 +198,25 @@ MUTANTS = [
     ),
     Mutant(
         "e4m3-28",
-        "copies of x are a panel of 64 k apart",
-        PICK,
-        "panel * Tile::kLineDepth, block.first_row",
-        "panel * Tile::kPanelDepth + i % 2, block.first_row",
+        "barriers wait for as many bytes of x as of 16 bits",
+        STREAM,
+        "(Tile::kRowPanels * 128));",
+        "(Tile::kPanels * 128));",
+        tests="emu and not fast and values",
+    ),
+    Mutant(
+        "e4m3-29",
+        "room for the sums of one row alone, whose tile is another",
+        LINEAR,
+        "const std::int64_t sums = most_sums_of_a_row(p.columns, p.depth);",
+        "const std::int64_t sums = scratch_of_sums(1, p.columns, p.depth).needed;",
+        tests="leave_room and emu",
+    ),
+    Mutant(
+        "e4m3-30",
+        "all columns are the strip's first",
+        PACKED,
+        "weights + (strip * Tile::kPanels + panel) * kTileBytes",
+        "weights + panel * kTileBytes",
     ),
 ]

@@ -273,8 +273,8 @@ MUTANTS = [
         "packed-38",
         "9.0: all columns of a block are its first 32",
         HOPPER,
-        "const int strip = warp / 2, fragment",
-        "const int strip = 0, fragment",
+        "strip = warp / 2, fragment",
+        "strip = 0, fragment",
         tests="emu and not fast and values",
     ),
     Mutant(
