@@ -85,6 +85,7 @@ py::dict stats_dict(const ExecutorStats& s) {
   d["num_drafts"] = s.num_drafts;
   d["num_draft_tokens"] = s.num_draft_tokens;
   d["num_accepted_tokens"] = s.num_accepted_tokens;
+  d["expected_accepted_tokens"] = s.expected_accepted_tokens;
   d["generated_tokens"] = s.generated_tokens;
   d["finished"] = s.finished;
   d["cancelled"] = s.cancelled;

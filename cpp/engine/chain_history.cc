@@ -9,6 +9,18 @@ namespace {
 
 // Rates are kept by match length where that is known; ChainHistory has one for all.
 constexpr int kAnyMatch = 2;
+// Tries that the start counts for beside all requests'.
+constexpr double kStartWeight = 4.0;
+
+// And these beside a request's own. The likeliest of many drafts are taken, and by chance a few
+// tries can look likely: with 4 for all sources, drafts that are taken would be right far less
+// often than expected (docs/methods/sources.md). But how good a prediction is says only the request
+// itself.
+double shared_weight(DraftSource source) {
+  const bool of_request = source == DraftSource::kRequest || source == DraftSource::kPrediction ||
+                          source == DraftSource::kGrammar;
+  return of_request ? 4.0 : 12.0;
+}
 
 }  // namespace
 
@@ -43,16 +55,13 @@ double start_rate(DraftSource source, int match_len, int depth) {
   return depth == 1 ? kFirst[match] : std::min(0.92, kFirst[match] + 0.25);
 }
 
-double ChainRates::rate(const ChainRates* shared, double start, int match_len, int depth) const {
-  constexpr double kPriorWeight = 4.0;
+double ChainRates::rate(const ChainRates& shared, DraftSource source, int match_len,
+                        int depth) const {
   const int m = match_bucket(match_len), d = depth_bucket(depth);
-  double base = start;
-  if (shared != nullptr) {
-    const Count& all = shared->counts_[m][d];
-    base = (all.hits + kPriorWeight * base) / (all.tries + kPriorWeight);
-  }
-  const Count& own = counts_[m][d];
-  return (own.hits + kPriorWeight * base) / (own.tries + kPriorWeight);
+  const Count &all = shared.counts_[m][d], &own = counts_[m][d];
+  const double start = start_rate(source, match_len, depth), lean = shared_weight(source);
+  const double base = (all.hits + kStartWeight * start) / (all.tries + kStartWeight);
+  return (own.hits + lean * base) / (own.tries + lean);
 }
 
 void ChainRates::observe(int match_len, int depth, bool accepted, double decay, double offered) {
@@ -65,8 +74,7 @@ const double* ChainHistory::survival(const ChainRates& shared, int length) {
   survival_.resize(static_cast<std::size_t>(length));
   double alive = 1.0;
   for (int i = 0; i < length; ++i) {
-    const double start = start_rate(DraftSource::kLookup, kAnyMatch, i + 1);
-    alive *= rates_.rate(&shared, start, kAnyMatch, i + 1);
+    alive *= rates_.rate(shared, DraftSource::kLookup, kAnyMatch, i + 1);
     survival_[i] = alive;
   }
   return survival_.data();

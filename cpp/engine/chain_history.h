@@ -42,9 +42,9 @@ double start_rate(DraftSource source, int match_len, int depth);
 
 class ChainRates {
  public:
-  // Conditional acceptance rate at `depth` (1-based) after a match of `match_len` tokens; `start`:
-  // start_rate() of that.
-  double rate(const ChainRates* shared, double start, int match_len, int depth) const;
+  // Conditional acceptance rate of a source's drafts at `depth` (1-based) after a match of
+  // `match_len` tokens.
+  double rate(const ChainRates& shared, DraftSource source, int match_len, int depth) const;
   // `offered`: the part of all that might follow that was proposed, 1 for a chain. A rate is what
   // was accepted over what was offered.
   void observe(int match_len, int depth, bool accepted, double decay, double offered = 1.0);

@@ -10,9 +10,9 @@ namespace specdec {
 int DraftOffer::add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
                     const SourceRates* own, const SourceRates* shared) {
   const auto s = static_cast<std::size_t>(source);
-  const double start = start_rate(source, estimate.match, estimate.depth);
-  const double rate =
-      own == nullptr ? start : (*own)[s].rate(&(*shared)[s], start, estimate.match, estimate.depth);
+  const double rate = own == nullptr
+                          ? start_rate(source, estimate.match, estimate.depth)
+                          : (*own)[s].rate((*shared)[s], source, estimate.match, estimate.depth);
   const double chance = std::min(1.0, static_cast<double>(estimate.share) * rate);
   int node = find(parent, token);
   if (node < 0) {

@@ -193,7 +193,7 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
     }
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  r.shared_rates = shared_rates_.of(r.params.cache_salt);
+  r.shared_rates = shared_rates_.of(r.params.cache_salt, r.params.sampling);
   if (config_.suffix_cached_requests > 0 && r.max_drafts > 0) {
     r.past = suffix_pasts_.of(r.params.cache_salt);
   }
@@ -201,8 +201,8 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   if (r.adaptive && r.method_drafts > 0 &&
       (config_.method == DraftMethod::kProposed ||
        (config_.method == DraftMethod::kSuffix && !weighed_before))) {
-    // What requests of this size and salt have shown is where a new one begins.
-    r.shared_sizes = shared_sizes_.of(r.params.cache_salt);
+    // What requests of this size, salt and law have shown is where a new one begins.
+    r.shared_sizes = shared_sizes_.of(r.params.cache_salt, r.params.sampling);
     auto& shared = *r.shared_sizes;
     r.sizes.emplace(
         &shared.try_emplace(r.method_drafts, r.method_drafts, r.max_path).first->second);

@@ -268,11 +268,11 @@ class Executor {
   StepRings rings_;
   std::unique_ptr<HostSteps> host_;  // null: steps run on a device
   StepCost step_cost_, cost_now_;    // as measured; for the contexts of the step that is planned
-  PerSalt<SourceRates> shared_rates_;
+  PerSaltAndLaw<SourceRates> shared_rates_;
   DraftCost draft_cost_;
   Budget budget_;
-  PerSalt<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts
-  std::unique_ptr<SharedNgramPool> public_pool_;     // null: not public
+  PerSaltAndLaw<std::map<int, SizeBandit>> shared_sizes_;  // by the requests' most drafts
+  std::unique_ptr<SharedNgramPool> public_pool_;           // null: not public
   PerSalt<SuffixPast> suffix_pasts_{kMaxSuffixPasts};
   StagedStep step_;
   int host_rows_left_ = 0;                 // of step_, for prompts of requests that need the host

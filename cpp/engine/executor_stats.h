@@ -17,7 +17,9 @@ struct ExecutorStats {
   std::int64_t shortened_steps = 0, unspeculated_steps = 0;
   std::int64_t grammar_cut = 0;  // drafts that a grammar did not allow, cut before the pass
   BudgetStats budget;            // of adaptive drafts
-  int draft_len_limit = 0;       // drafts of one request that the schedule allows now
+  // How many of the drafts whose chances the host knew were expected to be accepted.
+  double expected_accepted_tokens = 0.0;
+  int draft_len_limit = 0;  // drafts of one request that the schedule allows now
   int running = 0, waiting = 0;
   int in_flight = 0;  // steps that were planned and not delivered
   int retiring = 0;   // requests that have ended, whose pages a step in flight may touch

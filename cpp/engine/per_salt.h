@@ -2,6 +2,9 @@
 //
 // Bounded: the salt that was used least recently gives way, and begins anew when it comes back. A
 // value that a request still holds lives as long as the request.
+//
+// What is learnt of drafts is kept twice, because drafts of tokens that are drawn are right less
+// often than those of the likeliest ones.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +13,8 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+
+#include "algo/sampling_law.h"
 
 namespace specdec {
 
@@ -47,6 +52,21 @@ class PerSalt {
   std::size_t max_salts_;
   Order order_;
   std::unordered_map<std::string, typename Order::iterator> places_;
+};
+
+template <class T>
+class PerSaltAndLaw {
+ public:
+  std::shared_ptr<T> of(const std::string& salt, const SamplingLaw& law) {
+    const auto both = salts_.of(salt);
+    return {both, law.greedy() ? &both->greedy : &both->drawn};
+  }
+
+ private:
+  struct Both {
+    T greedy, drawn;
+  };
+  PerSalt<Both> salts_;
 };
 
 }  // namespace specdec

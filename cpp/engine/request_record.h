@@ -90,7 +90,7 @@ struct RequestRecord {
   bool adaptive = false;  // it drafts what pays
   std::optional<LookaheadBandit> arms;
   std::optional<SizeBandit> sizes;  // of drafts from outside
-  // What the requests with this salt have shown.
+  // What the requests with this salt and law have shown (engine/per_salt.h).
   std::shared_ptr<SourceRates> shared_rates;
   std::shared_ptr<std::map<int, SizeBandit>> shared_sizes;
   ChainHistory lookup;   // where the match behind a draft is not known

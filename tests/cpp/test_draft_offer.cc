@@ -181,8 +181,8 @@ TEST(dropped_drafts_were_never_there) {
     other.observe(decided, 3, &own_of_other, &shared_of_other);
     for (const DraftSource source : kSources) {
       const auto s = static_cast<std::size_t>(source);
-      CHECK(std::abs(own[s].rate(nullptr, 0.5, 3, 1) - own_of_other[s].rate(nullptr, 0.5, 3, 1)) <=
-            1e-6);
+      CHECK(std::abs(own[s].rate({}, DraftSource::kLookup, 3, 1) -
+                     own_of_other[s].rate({}, DraftSource::kLookup, 3, 1)) <= 1e-6);
     }
   }
   CHECK(dropped > 500);
