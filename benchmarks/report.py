@@ -215,7 +215,11 @@ def report(page: str) -> str:
             more = {c: cell for c, cell in other["results"].items() if c not in result["results"]}
             if more:
                 result = {**result, "results": {**more, **result["results"]}}
-                heading += f"; other cells: [{earlier.stem}]({folder}/{earlier.name})"
+                where = other["environment"]
+                heading += (
+                    f"; other cells: {where['cpu']}, {where['date'][:10]} "
+                    f"([{earlier.stem}]({folder}/{earlier.name}))"
+                )
         parts.append(f"{heading}\n\n{table(result)}")
     return "\n\n".join(parts)
 

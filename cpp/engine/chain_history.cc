@@ -13,9 +13,8 @@ constexpr int kAnyMatch = 2;
 constexpr double kStartWeight = 4.0;
 
 // And these beside a request's own. The likeliest of many drafts are taken, and by chance a few
-// tries can look likely: with 4 for all sources, drafts that are taken would be right far less
-// often than expected (docs/methods/sources.md). But how good a prediction is says only the request
-// itself.
+// tries can look likely: with 4 for all sources the drafts that are taken are right less often than
+// expected. Only the request itself shows how good its prediction is.
 double shared_weight(DraftSource source) {
   const bool of_request = source == DraftSource::kRequest || source == DraftSource::kPrediction ||
                           source == DraftSource::kGrammar;

@@ -2,9 +2,6 @@
 //
 // Bounded: the salt that was used least recently gives way, and begins anew when it comes back. A
 // value that a request still holds lives as long as the request.
-//
-// What is learnt of drafts is kept twice, because drafts of tokens that are drawn are right less
-// often than those of the likeliest ones.
 #pragma once
 
 #include <cstddef>
@@ -54,6 +51,8 @@ class PerSalt {
   std::unordered_map<std::string, typename Order::iterator> places_;
 };
 
+// The same, greedy requests apart from sampled ones: drafts of tokens that are drawn are right less
+// often than those of the likeliest ones.
 template <class T>
 class PerSaltAndLaw {
  public:

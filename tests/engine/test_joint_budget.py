@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from specdec_ext import _core
+from specdec_ext import LLM, SamplingParams, SuffixDecodingConfig, _core
+from tiny_models import save_tiny
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,45 @@ def test_drafts_of_fixed_length_have_no_price(adaptive: bool) -> None:
     plan = executor.plan()
     executor.commit(plan, torch.full((plan.num_logit_rows,), 4, dtype=torch.int32))
     assert executor.stage().second_worth == (2.0 if adaptive else 0.0)
+
+
+def test_how_many_drafts_are_expected_to_be_right() -> None:
+    """Three drafts of prompt lookup behind a match of five tokens, before anything was seen: the
+    first is taken to be right in 0.7 of all cases, each further one in 0.92 where the one above is."""
+    pages = torch.zeros(1, 16, 1, 4, 8)
+    executor = _core.Executor(
+        pages, pages.clone(), vocab_size=16, max_batch_size=1, max_seq_len=64, max_num_tokens=64,
+        method="ngram", ngram={"max_draft_len": 3, "max_matching_ngram_size": 2}, adaptive=True,
+    )  # fmt: skip
+    executor.set_step_cost([1, 128], [1.0, 1.0])  # rows are free
+    executor.submit([1, 2, 3, 4] * 8, max_tokens=20)
+    plan = executor.plan()
+    executor.commit(plan, torch.ones(plan.num_logit_rows, dtype=torch.int32))
+    assert executor.stats()["expected_accepted_tokens"] == 0.0
+    assert executor.plan().num_rows == 4
+    expected = 0.7 + 0.7 * 0.92 + 0.7 * 0.92**2
+    assert executor.stats()["expected_accepted_tokens"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("first", [None, 0.0, 9.0])
+def test_sampled_requests_teach_nothing_of_greedy_ones(tmp_path: Path, first: float | None) -> None:
+    """How many drafts a greedy request has is the same behind hot ones, whose drafts fail, as in a
+    new engine; but not behind greedy ones."""
+    prompt = [5, 6, 7, 8] * 8
+
+    def drafts_of(first: float | None) -> int:
+        with LLM(save_tiny(tmp_path / "tiny"), speculative_config=config) as llm:
+            llm.engine._calibrate = lambda: llm.engine.executor.set_step_cost([1, 128], [1.0, 12.0])
+            if first is not None:
+                seed = None if first == 0.0 else 7
+                hot = SamplingParams(max_tokens=60, ignore_eos=True, temperature=first, seed=seed)
+                llm.generate([prompt] * 4, hot, use_tqdm=False)
+            before = llm.get_metrics()["executor"]["num_draft_tokens"]
+            assert first is None or before > 0
+            greedy = SamplingParams(max_tokens=60, ignore_eos=True)
+            llm.generate([prompt], greedy, use_tqdm=False)
+            return int(llm.get_metrics()["executor"]["num_draft_tokens"]) - before
+
+    config = SuffixDecodingConfig(8, adaptive=True)
+    new = drafts_of(None)
+    assert (drafts_of(first) == new) is (first != 0.0)
