@@ -53,7 +53,7 @@ def test_drafts_of_fixed_length_have_no_price(adaptive: bool) -> None:
 
 def test_how_many_drafts_are_expected_to_be_right() -> None:
     """Three drafts of prompt lookup behind a match of five tokens, before anything was seen: the
-    first is taken to be right in 0.7 of all cases, each further one in 0.92 where the one above is."""
+    first is taken to be right in 0.7 of all cases, a further one in 0.92 if the one above is."""
     pages = torch.zeros(1, 16, 1, 4, 8)
     executor = _core.Executor(
         pages, pages.clone(), vocab_size=16, max_batch_size=1, max_seq_len=64, max_num_tokens=64,
