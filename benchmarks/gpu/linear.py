@@ -119,7 +119,9 @@ def random_packed(
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the rows in e4m3, and their scales [R, 1]."""
-    scale = (x.float().abs().amax(1, keepdim=True) / 448).clamp(min=2.0**-100)
+    largest = x.float().abs().amax(1, keepdim=True)
+    # By a tensor: torch multiplies by a number's inverse on a device, which is another scale.
+    scale = (largest / torch.full_like(largest, 448)).clamp(min=2.0**-100)
     return (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn), scale
 
 

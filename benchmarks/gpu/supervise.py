@@ -42,7 +42,7 @@ LATER = {"started": 1, "failed": 2, **dict.fromkeys(QUARANTINED, 3)}
 # After these every call of the process fails: they say nothing about the part that comes next.
 STICKY = re.compile(
     r"illegal memory access|illegal address|misaligned address|illegal instruction|"
-    r"invalid program counter|launch failure|launch timed out|device-side assert|"
+    r"invalid program counter|launch failure|launch timed out|device-side assert triggered|"
     r"hardware stack error|uncorrectable ECC|CUDA error: unknown error"
 )
 

@@ -62,8 +62,10 @@ struct Backend {
   DeviceLimits (*limits)(int device) = nullptr;
 
   // Emulation only, null elsewhere. Between expose() and conceal() kernels may touch exposed memory
-  // and no other.
-  void (*expose)(const void* data, std::int64_t bytes, const char* name, bool writable) = nullptr;
+  // and no other. Settled: what is enqueued right before the call does not write it, or only by
+  // kernels of this backend.
+  void (*expose)(const void* data, std::int64_t bytes, const char* name, bool writable,
+                 bool settled) = nullptr;
   void (*conceal)() = nullptr;
 };
 

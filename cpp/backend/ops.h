@@ -117,7 +117,8 @@ struct SpecAttentionParams {
   bool exact = true;
   std::int32_t max_depth = kMaxDraftLen;  // D: no node of a tree lies deeper
   const char* instance = nullptr;         // name of a row of the kernel table; null: the best one
-  // The workspace holds the plan of a call that differs in q, out, layer and scales at most.
+  // The workspace holds the plan of a call that differs in q, out, layer and scales at most. Of
+  // what this call reads, the kernel right before it writes q and the step's own K and V alone.
   bool reuse_plan = false;
   ExecutionContext exec;
 };

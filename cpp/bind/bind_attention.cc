@@ -104,6 +104,7 @@ void run_attention(OpCall& call, const StepView& step, const KvCacheView& cache,
         attention::plan_workspace(attention::problem_of(p), limits, p.instance).layout.total_bytes;
   }
   p.exec = call.context(step.num_requests, scratch);
+  if (p.reuse_plan) call.settle_all_but("q");
   call.run(&Backend::spec_attention, p);
 }
 

@@ -56,7 +56,11 @@ void OpCall::add(const TensorView& view, const char* name, bool writable) {
   const TensorView::Span span = view.span();
   const auto element = static_cast<std::int64_t>(dtype_bytes(view.dtype));
   memory_.push_back({name, static_cast<const char*>(view.data) + span.begin * element,
-                     (span.end - span.begin) * element, writable});
+                     (span.end - span.begin) * element, writable, false});
+}
+
+void OpCall::settle_all_but(std::string_view name) {
+  for (Memory& m : memory_) m.settled = m.name != name;
 }
 
 ExecutionContext OpCall::context(std::int64_t num_requests, std::int64_t needed,
@@ -108,7 +112,7 @@ OpCall::Exposure::Exposure(const OpCall& call) : backend_(*call.backend_) {
   // If a call names memory twice (q_out may be q) the first mention counts: what it may write.
   for (const bool writable : {true, false}) {
     for (const Memory& m : call.memory_) {
-      if (m.writable == writable) backend_.expose(m.data, m.bytes, m.name, writable);
+      if (m.writable == writable) backend_.expose(m.data, m.bytes, m.name, writable, m.settled);
     }
   }
 }

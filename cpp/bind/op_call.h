@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/registry.h"
@@ -43,6 +44,10 @@ class OpCall {
   ExecutionContext context(std::int64_t num_requests, std::int64_t needed = 0,
                            std::int64_t wanted = 0);
 
+  // For an emulated backend: of all that was named so far, what is enqueued right before the call
+  // writes this alone, or does it by kernels of the same backend.
+  void settle_all_but(std::string_view name);
+
   // Calls the operation without the GIL. RuntimeError if the backend does not have it.
   template <typename Params>
   void run(void (*Backend::*operation)(const Params&), const Params& params) {
@@ -59,6 +64,7 @@ class OpCall {
     const void* data;
     std::int64_t bytes;
     bool writable;
+    bool settled;
   };
   // Shows the call's memory to an emulated backend, one call at a time; nothing elsewhere.
   class Exposure {

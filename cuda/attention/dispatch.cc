@@ -54,9 +54,10 @@ void spec_attention(const SpecAttentionParams& params, const DeviceLimits& limit
       const SpecAttentionParams slice =
           slice_heads(params, g, std::min(plan.pass_kv_heads, kv_heads - g), h,
                       std::min(plan.pass_group, group - h));
-      const attention::AttentionLaunch launch =
+      attention::AttentionLaunch launch =
           attention::make_launch(slice, plan.layout, *plan.instance);
-      if (!one_pass || !params.reuse_plan) attention::launch_plan(launch);
+      launch.plan_is_old = one_pass && params.reuse_plan;
+      if (!launch.plan_is_old) attention::launch_plan(launch);
       launch_main(launch);
       attention::launch_finish(launch);
     }

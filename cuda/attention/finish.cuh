@@ -1,8 +1,9 @@
 // The finish kernel: folds the states of the main pass, adds the tail keys, divides, writes.
 //
 // grid    one warp per (step row, KV head, kHeads of its query heads), rows fastest: the warps of a
-//         block read the same committed tail keys. kHeads is 1 while that fills no GPU: a warp's
-//         time is that of dependent loads, the more the more states of heads it folds
+//         block read the same committed tail keys. kHeads is the least with which about all warps
+//         run at once: a warp's time is that of dependent loads, the more the more heads it has
+// begins  while the main pass ends: all but that one's states and flags was there when it began
 // lane    kVec consecutive elements of the head dim; a lane beyond it computes with zeros
 // order   where tail keys lie -> their scores -> states in chunk order -> the tail as the last one:
 //         maximum, exponentials, sums in position order -> sink -> out
@@ -26,6 +27,13 @@ template <int kHeads>
 struct FinishShared {
   std::int64_t offsets[kMaxTail];              // of tail keys in the pool, in elements
   alignas(16) float scores[kMaxTail][kHeads];  // then their exponentials
+};
+
+// The states of a row's heads: how many, and the row in the first one. `most` of any head.
+template <int kHeads>
+struct StatesOfHeads {
+  std::int32_t most = 0;
+  std::int32_t count[kHeads] = {}, place[kHeads] = {};
 };
 
 // kHeads query heads of one step row: states of a lane's elements.
@@ -182,8 +190,9 @@ struct RowFinisher {
     }
   }
 
-  // Merges the job's states, in chunk order, into {m, l, o}.
-  __device__ __forceinline__ void fold_states(const RequestView& request, std::int32_t first_row) {
+  // Where the plan has put the states of a token's heads, the first of which is row `first_row`.
+  __device__ __forceinline__ StatesOfHeads<kHeads> find_states(const RequestView& request,
+                                                               std::int32_t first_row) const {
     const WorkView& work = launch.work;
     const std::int32_t row_blocks =
         (request.rows * launch.group + launch.row_tile - 1) / launch.row_tile;
@@ -193,16 +202,19 @@ struct RowFinisher {
         work.jobs[work.job_begin[request.index] + kv_head * row_blocks + my_row / launch.row_tile];
     const std::int32_t my_slots = job.num_slots;
     const std::int32_t my_place = job.first_slot * launch.row_tile + my_row % launch.row_tile;
-    const std::int32_t num_slots = __reduce_max_sync(kAllLanes, my_slots);
-    if (num_slots == 0) return;
-
-    std::int32_t slots[kHeads], place[kHeads];
+    StatesOfHeads<kHeads> states;
+    states.most = __reduce_max_sync(kAllLanes, my_slots);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      slots[h] = h < heads ? __shfl_sync(kAllLanes, my_slots, h) : 0;
-      place[h] = __shfl_sync(kAllLanes, my_place, h);
+      states.count[h] = h < heads ? __shfl_sync(kAllLanes, my_slots, h) : 0;
+      states.place[h] = __shfl_sync(kAllLanes, my_place, h);
     }
-    for (std::int32_t first = 0; first < num_slots; first += kStates) {
+    return states;
+  }
+
+  // Merges them, in chunk order, into {m, l, o}.
+  __device__ __forceinline__ void fold_states(const StatesOfHeads<kHeads>& states) {
+    for (std::int32_t first = 0; first < states.most; first += kStates) {
       float2 ml[kStates][kHeads];
       float part[kStates][kHeads][kVec];
 #pragma unroll
@@ -212,7 +224,9 @@ struct RowFinisher {
           ml[s][h] = make_float2(empty_max(), 0.0f);
 #pragma unroll
           for (int e = 0; e < kVec; ++e) part[s][h][e] = 0.0f;
-          if (first + s < slots[h]) load_state(place[h], first + s, &ml[s][h], part[s][h]);
+          if (first + s < states.count[h]) {
+            load_state(states.place[h], first + s, &ml[s][h], part[s][h]);
+          }
         }
       }
 #pragma unroll
@@ -298,25 +312,23 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   if (kv_head >= call.cache.num_kv_heads) return;
   RowFinisher<T, Kv, kHeads, kVec> finisher(
       launch, gpu::dynamic_shared<FinishShared<kHeads>>() + warp, kv_head);
-  gpu::grid_dependency_wait();
-  gpu::launch_dependents();
-
   // Whatever cu_rows holds: the row belongs to a request or to none.
   const std::int32_t b = cuda::find_request(step, row);
   const bool known = b < step.num_requests && step.cu_rows[b] <= row && row < step.cu_rows[b + 1];
   const RequestView request = known ? request_view(step, b) : RequestView{b, row, 0, 0, false};
   const std::int32_t token = row - request.first_row;
-  std::uint32_t flags = known ? launch.work.request_flags[b] : 0u;
+  // A request that the plan has flagged has no jobs.
+  bool good = known && launch.work.job_begin[b] < launch.work.job_begin[b + 1];
+  bool path = true;
   std::int32_t position = request.kv_len + token;
   const std::uint32_t* mask = mask_of(step, request, token);
-  if (known && flags == 0 && request.tree) {
+  if (good && request.tree) {
     position = tree_position(step, request, row);
-    if (!is_path(call, request, token, position, mask)) flags = kStatusBadTree;
+    good = path = is_path(call, request, token, position, mask);
   }
 
   // No tail in fast mode. It is never empty in exact mode: a row sees itself.
   std::int32_t num_tail = 0;
-  const bool good = known && flags == 0;
   if (good && call.exact) {
     num_tail = find_tail(launch, request, kv_head, mask, row_keys(launch, position),
                          finisher.shared->offsets);
@@ -327,13 +339,21 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   T* out = static_cast<T*>(call.out) + row * call.out_row_stride +
            head * static_cast<std::int64_t>(call.cache.head_dim);
   finisher.clear();
+  if (num_tail > 0) {
+    const T* q = static_cast<const T*>(call.q) + row * call.q_row_stride +
+                 head * static_cast<std::int64_t>(call.cache.head_dim);
+    finisher.score_tail(q, num_tail);
+  }
+  const StatesOfHeads<kHeads> states =
+      good ? finisher.find_states(request, token * launch.group + h) : StatesOfHeads<kHeads>{};
+
+  gpu::grid_dependency_wait();
+  gpu::launch_dependents();
+  std::uint32_t flags = known ? launch.work.request_flags[b] : 0u;
+  if (!path && flags == 0) flags = kStatusBadTree;
+  good = good && flags == 0;
   if (good) {
-    if (num_tail > 0) {
-      const T* q = static_cast<const T*>(call.q) + row * call.q_row_stride +
-                   head * static_cast<std::int64_t>(call.cache.head_dim);
-      finisher.score_tail(q, num_tail);
-    }
-    finisher.fold_states(request, token * launch.group + h);
+    finisher.fold_states(states);
     if (num_tail > 0) finisher.sum_tail(num_tail);
     if (finisher.write(out, head)) flags |= kStatusNaN;
   } else {
@@ -364,14 +384,22 @@ void launch_finish_heads(const AttentionLaunch& launch) {
 // For rows of T over pages of Kv.
 template <class T, class Kv>
 void launch_finish_types(const AttentionLaunch& launch) {
-  // A head to a warp as long as all of them run at once; the main pass has a block for each
-  // multiprocessor.
-  const std::int64_t heads =
-      std::int64_t{launch.call.step.num_rows} * launch.call.cache.num_kv_heads * launch.group;
-  const std::int32_t at_once = launch.work.num_blocks * kFinishWarps * kFinishBlocks<1, 4>;
-  if (launch.group == 1 || heads <= at_once) return launch_finish_heads<T, Kv, 1>(launch);
-  if (launch.group == 2) return launch_finish_heads<T, Kv, 2>(launch);
-  if (launch.group <= 4) return launch_finish_heads<T, Kv, 4>(launch);
+  // The main pass has a block for each multiprocessor.
+  const std::int64_t parts =
+      std::int64_t{launch.call.step.num_rows} * launch.call.cache.num_kv_heads;
+  const auto run_at_once = [&](std::int32_t heads, int blocks) {
+    const std::int64_t warps = parts * ((launch.group - 1) / heads + 1);
+    return warps <= std::int64_t{launch.work.num_blocks} * kFinishWarps * blocks * 3 / 2;
+  };
+  if (launch.group == 1 || run_at_once(1, kFinishBlocks<1, 4>)) {
+    return launch_finish_heads<T, Kv, 1>(launch);
+  }
+  if (launch.group == 2 || run_at_once(2, kFinishBlocks<2, 4>)) {
+    return launch_finish_heads<T, Kv, 2>(launch);
+  }
+  if (launch.group <= 4 || run_at_once(4, kFinishBlocks<4, 4>)) {
+    return launch_finish_heads<T, Kv, 4>(launch);
+  }
   launch_finish_heads<T, Kv, 8>(launch);
 }
 

@@ -20,6 +20,8 @@
 //         block before; when S is there its softmax runs beside that P V; then O is scaled if a
 //         row's reference moved, and P is packed. At a chunk's end O is folded into the unit's sum
 //         and starts anew.
+// begins  while the kernel before ends, where an earlier layer made the plan: looks up units, pages
+//         and rows, and brings tiles of committed tokens, which are older than that kernel
 // cost    per 64 keys and 64 rows at K = 128: 12 HGMMA (8 of 64x64x16, 4 of 64x128x16), 512 tensor
 //         cycles; 32 FMNMX, 32 FFMA, 32 MUFU.EX2, 32 FADD, 16 F2FP per thread, 256 cycles of the
 //         MUFU. Shared memory moves 16 KB of K, 16 KB of V and its share of the 32 KB that arrive:
@@ -118,8 +120,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::prefetch_tensor_map(v_map);
   }
   __syncthreads();
-  gpu::grid_dependency_wait();
-  gpu::launch_dependents();
+  if (!launch.plan_is_old) gpu::grid_dependency_wait();
 
   const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {

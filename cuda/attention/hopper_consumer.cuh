@@ -68,6 +68,8 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
     std::int32_t slot = unit.slot;
     std::int32_t chunk = unit.first_chunk;
     std::int32_t chunk_end = chunk_begin(chunk + 1);
+    gpu::grid_dependency_wait();  // the queries are there; nothing from the second unit on
+    gpu::launch_dependents();
     products.load(launch, rows);
     // A unit is a power of two: the product is exact.
     const float factors[2] = {scale.factor * (scale.mapped ? 1.0f : products.unit(0)),
@@ -202,6 +204,7 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
     // Read again: a register that was kept through the loop would be one too many.
     if (work.units[u].states != UnitStates::kHandsOn) leave_state();
   }
+  gpu::grid_dependency_wait();  // without a unit, too: what begins behind this kernel relies on it
 }
 
 }  // namespace specdec::attention::hopper

@@ -42,6 +42,7 @@ struct AttentionLaunch {
   std::int32_t page_shift = 0;  // log2(page size)
   std::int32_t row_tile = 0;
   std::int32_t granule = 0;
+  bool plan_is_old = false;  // its kernel is not the one before the main pass
 };
 
 // `call.exec.workspace` holds what `layout` describes.

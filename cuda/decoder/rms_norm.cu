@@ -41,12 +41,10 @@ __device__ __forceinline__ float inverse_root(float sum, const RmsNormParams& p)
   return 1.0f / sqrtf(sum / static_cast<float>(p.columns) + p.eps);
 }
 
-// x becomes what a store of its norm would leave.
+// x becomes what a store of its norm by the weights w would leave.
 template <class T>
-__device__ __forceinline__ void scale(const RmsNormParams& p, const T* weight, int at, bool aligned,
-                                      float inverse, RowVector& x) {
-  RowVector w;
-  load_vector(weight, at, p.columns, aligned, w);
+__device__ __forceinline__ void scale(const RmsNormParams& p, const RowVector& w, float inverse,
+                                      RowVector& x) {
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {
     x[i] = p.plus_one ? rounded<T>(x[i] * inverse * (1.0f + w[i]))
@@ -87,12 +85,17 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (added == nullptr) return;
     RowVector a;
     load_vector(added, at, p.columns, aligned, a);
-    if (added_weight != nullptr) scale(p, added_weight, at, aligned, added_inverse, a);
+    if (added_weight != nullptr) {
+      RowVector w;
+      load_vector(added_weight, at, p.columns, aligned, w);
+      scale<T>(p, w, added_inverse, a);
+    }
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) v[i] = rounded<T>(v[i] + a[i]);
     store_vector(v, x, at, p.columns, aligned);
   };
-  RowVector kept[kKept];
+  RowVector kept[kKept], weights;  // the first vector's, on their way while the sum is made
+  if (first < p.columns) load_vector(weight, first, p.columns, aligned, weights);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
@@ -112,13 +115,15 @@ __global__ void __launch_bounds__(kMaxThreads)
   for (int i = 0; i < kKept; ++i) {
     const int at = first + i * step;
     if (at >= p.columns) continue;
-    scale(p, weight, at, aligned, inverse, kept[i]);
+    if (i > 0) load_vector(weight, at, p.columns, aligned, weights);
+    scale<T>(p, weights, inverse, kept[i]);
     store_vector(kept[i], out, at, p.columns, aligned);
   }
   for (int at = first + kKept * step; at < p.columns; at += step) {
-    RowVector v;
+    RowVector v, w;
     load_vector(x, at, p.columns, aligned, v);
-    scale(p, weight, at, aligned, inverse, v);
+    load_vector(weight, at, p.columns, aligned, w);
+    scale<T>(p, w, inverse, v);
     store_vector(v, out, at, p.columns, aligned);
   }
 }

@@ -141,6 +141,8 @@ def _param(place: str, depth: int) -> Any:
 
 
 HOST = Where("host")
+# Options of a scheduler whose steps a test looks at while they are enqueued, or records itself.
+WATCHED = {"enforce_eager": True}
 DEVICES = [_param("cuda-emu-fast", 2), _param("cuda", 2)]
 STREAMS = [_param("stream", 0), _param("stream", 1), _param("stream", 2)]
 ahead = pytest.mark.parametrize("where", [*STREAMS, *DEVICES])

@@ -21,6 +21,7 @@ from method_cases import (
     METHODS,
     PROMPTS,
     SAMPLED,
+    WATCHED,
     Folders,
     Where,
     check,
@@ -110,7 +111,7 @@ def replayed(
     scheduler = {"max_num_tokens": 128}
     with open_llm(models, method, scheduler=scheduler) as llm:
         wanted = texts_of(llm, params, prompts)
-    with open_llm(models, method, where, scheduler=scheduler) as llm:
+    with open_llm(models, method, where, scheduler=scheduler | WATCHED) as llm:
         recorder = record_steps(llm, rows=128)
         assert texts_of(llm, params, prompts) == wanted
         assert recorder.recorded > (method != "none") and recorder.replayed > 5
@@ -209,7 +210,10 @@ def steps_wait_for_nothing(
     **options: Any,
 ) -> None:
     """No copy to the host but the ring's, no value read, no tensor made; a prompt joins midway."""
-    with pytest.MonkeyPatch.context() as patched, open_llm(models, spec, where, **options) as llm:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        open_llm(models, spec, where, scheduler=WATCHED, **options) as llm,
+    ):
         # In the calling thread, where a recorder of torch's operations sees them.
         patched.setattr(Worker, "run", lambda self, call: call())
         pipeline = pipeline_of(llm)

@@ -1,20 +1,33 @@
-"""Pages are sized by what recorded steps leave."""
+"""Pages are sized by what recorded steps leave; what a recording must not meet."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from method_cases import GREEDY, Folders, Where, on_devices, open_llm, pipeline_of, texts_of
+from method_cases import (
+    GREEDY,
+    Folders,
+    Where,
+    needs_cuda,
+    on_devices,
+    open_llm,
+    pipeline_of,
+    texts_of,
+)
 
 from specdec_ext import ConfigError
 from specdec_ext.engine import build as engine_build
 from specdec_ext.engine import model_memory
 from specdec_ext.engine.memory_plan import plan_memory
 from specdec_ext.engine.overlap import build as overlap_build
+from specdec_ext.engine.overlap.graphs import CudaGraphRecorder, _nothing_collected
+from specdec_ext.engine.overlap.streams import CudaStream
 from specdec_ext.models.place import Place
 
 EACH = 1000
@@ -148,3 +161,64 @@ def test_no_room_beside_the_pages_leaves_steps_without_graphs(
         assert llm.get_metrics()["overlap"]["num_graphs"] == 2
     (said,) = (record.getMessage() for record in caplog.records)
     assert "2 graphs are there, other steps are launched one by one" in said and "2 GiB" in said
+
+
+class Cycle:
+    """Only the garbage collector frees it."""
+
+    def __init__(self, held: object = None) -> None:
+        self.itself, self.held = self, held
+
+
+def make_garbage(count: int = 20_000) -> None:
+    for _ in range(count):
+        Cycle()
+
+
+@pytest.fixture
+def eager_collector() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(50, 1, 1)
+    yield
+    gc.set_threshold(*before)
+
+
+def test_nothing_is_collected_while_a_step_is_recorded(eager_collector: None) -> None:
+    with pytest.raises(ValueError, match="midway"), _nothing_collected():
+        gone = weakref.ref(Cycle())
+        make_garbage()
+        assert gone() is not None
+        raise ValueError("midway")
+    make_garbage()
+    assert gone() is None
+    gc.disable()
+    try:
+        with _nothing_collected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@needs_cuda
+def test_graphs_that_are_gone_spoil_no_recording(eager_collector: None) -> None:
+    """CUDA frees nothing while the same thread records."""
+    numbers = torch.zeros(8, device="cuda")
+    recorder = CudaGraphRecorder(CudaStream(numbers.device))
+    gone = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(gone):
+        numbers.add_(torch.ones(1 << 20, device="cuda").sum())
+    Cycle((gone, torch.ones(1 << 26, device="cuda"), torch.ones(1 << 20).pin_memory()))
+    del gone
+
+    def operation() -> None:
+        make_garbage()
+        numbers.add_(1)
+
+    replay = recorder.record([operation])
+    numbers.zero_()
+    torch.cuda.synchronize()
+    replay()
+    torch.cuda.synchronize()
+    assert numbers.tolist() == [1.0] * 8

@@ -12,6 +12,7 @@ from method_cases import (
     GREEDY,
     HOST,
     NETWORKS,
+    WATCHED,
     Folders,
     Where,
     at_every_depth,
@@ -66,7 +67,7 @@ def proposed(inputs: Any, slot: int) -> list[tuple[int, float]]:
 def trees_of(models: Folders, method: str, where: Where, params: Any, adaptive: bool) -> list[Any]:
     """What the drafter proposed in every step; its estimates are asked for."""
     seen: list[Any] = []
-    with open_llm(models, method, where) as llm:
+    with open_llm(models, method, where, scheduler=WATCHED) as llm:
         drafter = drafter_of(llm)
         if method in ("chain", "tree"):
             drafter.wants_survival = True

@@ -286,12 +286,15 @@ std::pair<void*, size_t> own_stack() {  // of the thread that launches: slow to 
 void expose(const void* p, size_t bytes, const char* name, bool writable, bool settled) {
   regions.push_back({uintptr_t(p), uintptr_t(p) + bytes, name, writable, settled});
 }
-void conceal() { regions.clear(); }
+void conceal() {
+  regions.clear();
+  launches::end_call();
+}
 
 namespace check {
 
 void begin_launch(unsigned blocks, unsigned n, const LaunchShape& shape) {
-  launches::begin(shape.stream, shape.dependent);
+  launches::begin(shape.stream, shape.dependent, blocks);
   threads = n, warps = (n + 31) / 32, ranks = threads + warps + kBarrierActors;
   if (blocks > kMaxBlocks) throw Error("more blocks than the checker can name");
   global.clear(), atomics.clear(), places.clear(), place_index.clear();
@@ -360,7 +363,7 @@ void proxy_fence() {
 }
 void dependency_wait() {
   states[current].waited = true;
-  launches::waited();
+  launches::waited(block);
 }
 void begin_dependents() { launches::began_dependents(states[current].waited); }
 

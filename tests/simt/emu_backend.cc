@@ -13,9 +13,10 @@
 namespace specdec {
 namespace {
 
-// Whatever a call is given may be the work of the kernel before it, but for weights.
-void expose(const void* data, std::int64_t bytes, const char* name, bool writable) {
-  const bool settled = std::strcmp(name, "weight") == 0;
+// Whatever a call is given may be the work of the kernel before it, but for weights and where the
+// call says otherwise.
+void expose(const void* data, std::int64_t bytes, const char* name, bool writable, bool settled) {
+  settled = settled || std::strcmp(name, "weight") == 0;
   simt::expose(data, static_cast<std::size_t>(bytes), name, writable, settled);
 }
 

@@ -46,6 +46,10 @@ __global__ void begin_the_next(int* o, const int* in) {
   if (threadIdx.x < 32) o[threadIdx.x] = in[threadIdx.x];
 }
 
+__global__ void first_block_waits(int*, const int*) {
+  if (blockIdx.x == 0) gpu::grid_dependency_wait();
+}
+
 // Copies that an engine makes count as those of the thread that asked for them.
 template <bool kWaits>
 __global__ void follow_by_copy(int* o, const int* in) {
@@ -87,12 +91,34 @@ void dependents(int* o, const int* in) {
   };
   after_two("reads what is old", "ok", begin_the_next<Begins::behind_the_wait>);
   after_two("overtakes two", early, begin_the_next<Begins::before_it>);
-  // What nobody knows to be settled may be the work of a launch before.
+  // What nobody knows to be settled may be the work of a launch before the call.
   const std::unique_ptr<int[]> unsettled(new int[64]());
-  simt::expose(unsettled.get(), 256, "unsettled", true, false);
   const int* const who_knows = unsettled.get();
-  after_write("reads what may be written", early, follow<Wait::after, false>, who_knows);
-  after_write("reads it behind the wait", "ok", follow<Wait::before, false>, who_knows);
+  const auto begin_call = [&] {
+    simt::conceal();
+    simt::expose(o, 1024, "o", true);
+    simt::expose(in, 256, "in", false);
+    simt::expose(who_knows, 256, "unsettled", true, false);
+  };
+  const auto begins_call = [&](const char* what, const char* want, auto kernel) {
+    expect("the one before", "ok", write_first, 1, 32, 0, o, in);
+    begin_call();
+    expect_launch(what, want, {.dependent = true}, kernel, 1, 32, 0, o, who_knows);
+  };
+  begins_call("reads what may be written", early, follow<Wait::after, false>);
+  begins_call("reads it behind the wait", "ok", follow<Wait::before, false>);
+  // But a launch of the same call that waited is behind all others.
+  const auto after_call = [&](const char* what, const char* want, auto last, unsigned blocks) {
+    begin_call();
+    expect_launch("the first of a call", "ok", {.dependent = true}, last, blocks, 32, 0, o + 128,
+                  in);
+    expect_launch(what, want, {.dependent = true}, follow<Wait::after, false>, 1, 32, 0, o,
+                  who_knows);
+  };
+  after_call("reads what an earlier call was given", "ok", begin_the_next<Begins::behind_the_wait>,
+             1);
+  after_call("overtakes the first of its call", early, begin_the_next<Begins::before_it>, 1);
+  after_call("overtakes blocks that end early", early, first_block_waits, 2);
   simt::conceal();
 }
 

@@ -56,7 +56,8 @@ void seed(uint64_t s);  // schedule of later launches; at first that of the vari
 
 // Host memory that kernels may touch. With none exposed, global accesses are not bounds-checked.
 // settled: no launch in flight writes it, as far as this goes by what the checker saw itself. What
-// is not, a dependent launch may only touch behind its grid_dependency_wait().
+// is not, a dependent launch may only touch behind its grid_dependency_wait(), but for those that
+// follow another launch until conceal(): that one has waited for whoever wrote it.
 void expose(const void* p, size_t bytes, const char* name, bool writable = true,
             bool settled = true);
 void conceal();  // forgets all

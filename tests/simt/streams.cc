@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <set>
 
 #include "simt/simt.h"
 
@@ -38,8 +39,9 @@ struct Launch {
   }
 };
 struct History {
-  uint64_t count = 0;  // of launches so far
-  Event behind;        // what its next launch comes after, besides its own launches
+  uint64_t count = 0;   // of launches so far
+  uint64_t before = 0;  // of them, in front of the call that is running
+  Event behind;         // what its next launch comes after, besides its own launches
   std::deque<Launch> launches;
 };
 
@@ -52,7 +54,9 @@ Event host;
 struct {
   History* history = nullptr;
   Launch launch;
-  bool dependent = false, waited = false;
+  bool dependent = false, settles = false;
+  size_t blocks = 0;
+  std::set<unsigned> waited;          // blocks of which a thread has waited
   std::vector<const Launch*> before;  // of its own stream, not yet waited for
   std::vector<const Launch*> beside;  // of other streams, in no order with it
 } running;
@@ -106,17 +110,25 @@ std::vector<Stream> busy() {
 
 namespace launches {
 
-void begin(Stream stream, bool dependent) {
+void end_call() {
+  for (auto& [stream, h] : streams) h.before = h.count;
+}
+
+void begin(Stream stream, bool dependent, size_t blocks) {
   History& mine = streams[stream];
   join(mine.behind, host);
   running.history = &mine;
   running.launch = {.number = ++mine.count, .runs = {}, .content = {}};
-  running.dependent = dependent, running.waited = false;
+  running.dependent = dependent, running.settles = false;
+  running.blocks = blocks, running.waited.clear();
   running.before.clear(), running.beside.clear();
   if (dependent) {
     for (auto l = mine.launches.rbegin(); l != mine.launches.rend(); ++l) {
       running.before.push_back(&*l);
-      if (!l->overtaken) break;
+      if (l->overtaken) continue;
+      // All in front of a launch of the same call is complete, whoever enqueued it.
+      running.settles = l->number > mine.before;
+      break;
     }
   }
   for (const auto& [other, h] : streams) {
@@ -129,15 +141,17 @@ void begin(Stream stream, bool dependent) {
 }
 
 void began_dependents(bool waited) { running.launch.overtaken |= running.dependent && !waited; }
-void waited() { running.waited = true; }
+void waited(unsigned block) { running.waited.insert(block); }
 
 void end(const Shadow& touched) {
-  if (running.dependent && !running.waited) {
+  if (running.dependent && running.waited.empty()) {
     throw Error(
         "a dependent launch ends without grid_dependency_wait: what comes after it may "
         "overtake the launch before it");
   }
   Launch& launch = running.launch;
+  // A block that ends without having waited lets the next launch begin as well.
+  launch.overtaken |= running.dependent && running.waited.size() < running.blocks;
   launch.runs = runs_of(touched);
   for (const Run& r : launch.runs) {
     if (!r.written) continue;
@@ -156,7 +170,7 @@ void end(const Shadow& touched) {
 
 const char* conflict(uintptr_t a, unsigned bytes, bool write, bool waited, bool settled) {
   if (running.dependent && !waited) {
-    if (!settled) return "before grid_dependency_wait";
+    if (!settled && !running.settles) return "before grid_dependency_wait";
     for (const Launch* l : running.before) {
       if (l->touched(a, bytes, write) && !l->changed(a, bytes)) {
         return "before grid_dependency_wait";

@@ -24,9 +24,10 @@ std::vector<Stream> busy();                // those that the host has not waited
 // ---- for the checker ----------------------------------------------------------------------------
 namespace launches {
 
-void begin(Stream, bool dependent);
+void end_call();  // what was exposed may be written by others until the next launch
+void begin(Stream, bool dependent, size_t blocks);
 void began_dependents(bool waited);  // by the running thread: what follows in its stream may start
-void waited();                       // some thread of the launch has, for the one before it
+void waited(unsigned block);         // one of its threads has, for the launch before
 void end(const Shadow& touched);     // throws Error if a dependent launch waited for nothing
 
 // Why the running launch must not touch these bytes: another one may run at the same time that

@@ -82,7 +82,8 @@ def spec_attention(
              (float8_e4m3fn pages, compute capability 9.0), which rounds q and the weights to 3
              mantissa bits; None: the best kernel that multiplies in q's dtype. reuse_plan: the
              workspace was last used by a call of this step with the same lengths, heads and window
-             (another layer), and this call uses that call's plan.
+             (another layer), and this call uses that call's plan. Then only q and the step's own
+             K/V (slots from kv_len on) may be written by what is enqueued right before the call.
     status   [B] int32|uint32, flags are OR-ed in: 1 a result is NaN or infinite, 2 a page id is
              outside the pool, 4 the mask is not a tree, 8 lengths are negative or beyond the page
              table. With 2, 4 or 8 the request's rows are zero and others are computed; the CPU

@@ -9,6 +9,7 @@ no rows, no page.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -115,6 +116,19 @@ def _memory_errors() -> Iterator[None]:
         raise found from None
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python frees no cycles of objects: an engine's that is gone, say, whose graphs and memory
+    CUDA gives back, which ends a recording of the same thread."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 class CudaGraphRecorder:
     """CUDA graphs through torch, with one memory pool for all: steps run one after another.
 
@@ -135,6 +149,7 @@ class CudaGraphRecorder:
         # A capture that fails may leave its stream as the current one, the outer block does not.
         with (
             _memory_errors(),
+            _nothing_collected(),
             torch.cuda.stream(self._stream),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
