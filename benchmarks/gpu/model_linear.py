@@ -109,6 +109,8 @@ def linear_tile(rows: int, columns: int, depth: int, device: Device, format: str
     for tile in wide:
         if 2 * intake(best) * device.sms <= 3 * columns * slices * element:
             break  # memory is slower
+        if tile.columns > 128 and slices > 1:
+            break  # slices are too short for such a block
         if intake(tile) < intake(best):
             best = tile
     return best

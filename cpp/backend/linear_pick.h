@@ -50,14 +50,16 @@ constexpr std::int64_t busiest_intake(const StreamTile& tile, const LinearProble
 
 // Is `one`, which follows `best` in a sorted table, the better tile? The least that holds all rows;
 // of more columns where a multiprocessor takes in less with it, unless the weights alone, at what
-// memory gives of them, take longer than that: two thirds of what it could take in.
+// memory gives of them, take longer than that: two thirds of what it could take in. A block of 256
+// columns begins and ends slowly, and a slice is too short for that (measured, linear.md).
 constexpr bool better_tile(const StreamTile& best, const StreamTile& one,
                            const LinearProblem& problem, const StreamedBytes& bytes,
                            const DeviceLimits& limits) {
   if (best.row_tile != one.row_tile) return best.row_tile < problem.rows;
+  const std::int32_t slices = stream_cut(problem.columns, problem.depth).slices;
+  if (one.columns > 128 && slices > 1) return false;
   const std::int64_t intake = busiest_intake(best, problem, bytes, limits);
-  const std::int64_t weights = std::int64_t{problem.columns} *
-                               stream_cut(problem.columns, problem.depth).slices * bytes.weight;
+  const std::int64_t weights = std::int64_t{problem.columns} * slices * bytes.weight;
   return 2 * intake * limits.num_sms > 3 * weights &&
          busiest_intake(one, problem, bytes, limits) < intake;
 }

@@ -1,8 +1,8 @@
 // The finish kernel: folds the states of the main pass, adds the tail keys, divides, writes.
 //
 // grid    one warp per (step row, KV head, kHeads of its query heads), rows fastest: the warps of a
-//         block read the same committed tail keys. kHeads is the least with which about all warps
-//         run at once: a warp's time is that of dependent loads, the more the more heads it has
+//         block read the same committed tail keys. kHeads is the least with which all warps run at
+//         once: a warp's time is that of dependent loads, the more the more heads it has
 // begins  while the main pass ends: all but that one's states and flags was there when it began
 // lane    kVec consecutive elements of the head dim; a lane beyond it computes with zeros
 // order   where tail keys lie -> their scores -> states in chunk order -> the tail as the last one:
@@ -389,7 +389,7 @@ void launch_finish_types(const AttentionLaunch& launch) {
       std::int64_t{launch.call.step.num_rows} * launch.call.cache.num_kv_heads;
   const auto run_at_once = [&](std::int32_t heads, int blocks) {
     const std::int64_t warps = parts * ((launch.group - 1) / heads + 1);
-    return warps <= std::int64_t{launch.work.num_blocks} * kFinishWarps * blocks * 3 / 2;
+    return warps <= std::int64_t{launch.work.num_blocks} * kFinishWarps * blocks;
   };
   if (launch.group == 1 || run_at_once(1, kFinishBlocks<1, 4>)) {
     return launch_finish_heads<T, Kv, 1>(launch);

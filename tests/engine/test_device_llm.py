@@ -221,6 +221,7 @@ def test_pages_come_out_of_the_devices_free_memory(
     whole = {"kv_cache_config": {"tokens_per_block": 16, "free_gpu_memory_fraction": 0.5}}
     monkeypatch.setattr("specdec_ext.models.place.Place.free_bytes", lambda _: 64 << 30)
     long = {"max_batch_size": 3, "max_seq_len": 512, "max_num_tokens": 48}
+    long["enforce_eager"] = True  # what graphs take is measured, and others may use the device
     with open_llm(folders, device, scheduler_config=long, **whole) as llm:
         assert llm.memory.limited_by == "max_batch_size x max_seq_len"
         per_token = llm.memory.bytes_per_token

@@ -10,24 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from method_cases import (
-    GREEDY,
-    Folders,
-    Where,
-    needs_cuda,
-    on_devices,
-    open_llm,
-    pipeline_of,
-    texts_of,
-)
+from method_cases import GREEDY, Folders, Where, on_devices, open_llm, pipeline_of, texts_of
 
 from specdec_ext import ConfigError
 from specdec_ext.engine import build as engine_build
 from specdec_ext.engine import model_memory
 from specdec_ext.engine.memory_plan import plan_memory
 from specdec_ext.engine.overlap import build as overlap_build
-from specdec_ext.engine.overlap.graphs import CudaGraphRecorder, _nothing_collected
-from specdec_ext.engine.overlap.streams import CudaStream
+from specdec_ext.engine.overlap.graphs import _nothing_collected
 from specdec_ext.models.place import Place
 
 EACH = 1000
@@ -166,8 +156,8 @@ def test_no_room_beside_the_pages_leaves_steps_without_graphs(
 class Cycle:
     """Only the garbage collector frees it."""
 
-    def __init__(self, held: object = None) -> None:
-        self.itself, self.held = self, held
+    def __init__(self) -> None:
+        self.itself = self
 
 
 def make_garbage(count: int = 20_000) -> None:
@@ -199,26 +189,3 @@ def test_nothing_is_collected_while_a_step_is_recorded(eager_collector: None) ->
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-@needs_cuda
-def test_graphs_that_are_gone_spoil_no_recording(eager_collector: None) -> None:
-    """CUDA frees nothing while the same thread records."""
-    numbers = torch.zeros(8, device="cuda")
-    recorder = CudaGraphRecorder(CudaStream(numbers.device))
-    gone = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(gone):
-        numbers.add_(torch.ones(1 << 20, device="cuda").sum())
-    Cycle((gone, torch.ones(1 << 26, device="cuda"), torch.ones(1 << 20).pin_memory()))
-    del gone
-
-    def operation() -> None:
-        make_garbage()
-        numbers.add_(1)
-
-    replay = recorder.record([operation])
-    numbers.zero_()
-    torch.cuda.synchronize()
-    replay()
-    torch.cuda.synchronize()
-    assert numbers.tolist() == [1.0] * 8

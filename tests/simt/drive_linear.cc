@@ -203,7 +203,7 @@ void choices() {
   for (const auto& [rows, want] : tiles) host::expect_equal("tile of rows", tile(rows), want);
   // More columns to a block where the busiest multiprocessor has less to read with it. With few
   // rows memory is the limit: small blocks.
-  const int widths[][4] = {{84, 520, 4096, 64},     {84, 6144, 4096, 256},  {84, 28672, 4096, 256},
+  const int widths[][4] = {{84, 520, 4096, 64},     {84, 6144, 4096, 128},  {84, 28672, 4096, 256},
                            {84, 4096, 4096, 128},   {84, 4096, 14336, 128}, {64, 128256, 4096, 256},
                            {32, 128256, 4096, 256}, {27, 28672, 4096, 256}, {27, 6144, 4096, 64},
                            {17, 28672, 4096, 64},   {128, 8448, 1000, 64},  {128, 8449, 1000, 128},

@@ -249,12 +249,11 @@ def test_the_model_chooses_the_tiles_that_the_package_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("qkv", 1.25), ("o", 1.4), ("gate-up", 1.06), ("down", 1.35), ("head", 1.08)]
+    ("name", "most"), [("qkv", 1.55), ("o", 1.4), ("gate-up", 1.06), ("down", 1.35), ("head", 1.08)]
 )
 def test_what_84_rows_take_beside_one(name: str, most: float) -> None:
     """With the weights of an 8B model, by the loops of the compiled kernels. An H200 measured 1.59,
-    1.53, 1.19 and 1.25 of the first four before there were blocks of 256 columns: what L2 delivers
-    decides."""
+    1.39, 1.14, 1.21 and 1.08: what L2 delivers decides."""
     columns, depth = linear.SHAPES[name]
     one, many = (model_ops.product(rows, columns, depth, Device()) for rows in (1, 84))
     assert many.us / one.us <= most

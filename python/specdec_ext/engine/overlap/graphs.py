@@ -118,8 +118,8 @@ def _memory_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Python frees no cycles of objects: an engine's that is gone, say, whose graphs and memory
-    CUDA gives back, which ends a recording of the same thread."""
+    """Python frees no cycles of objects meanwhile. Those of an engine that is gone have streams,
+    events and page-locked memory, and giving these back may end a recording of the same thread."""
     was = gc.isenabled()
     gc.disable()
     try:
