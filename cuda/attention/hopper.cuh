@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     gpu::prefetch_tensor_map(v_map);
   }
   __syncthreads();
-  if (!launch.plan_is_old) gpu::grid_dependency_wait();
+  gpu::grid_dependency_wait_if(!launch.plan_is_old);
 
   const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x / 128), 0);
   if (warpgroup == 0) {

@@ -99,7 +99,6 @@ __device__ __forceinline__ void load_tiles(const AttentionLaunch& launch,
   const int column = lane / boxes_down;
   const int offset = (column * kBlockKeys + row * box_keys) * Tile::kLoadRowBytes;
   Cursor<kStages> at;
-  bool waits = launch.plan_is_old;  // for the kernel that appended the step's own K and V
   for (std::int32_t u = work.block_begin[blockIdx.x]; u < work.block_begin[blockIdx.x + 1]; ++u) {
     const Unit unit = work.units[u];
     const Job job = work.jobs[unit.job];
@@ -107,10 +106,8 @@ __device__ __forceinline__ void load_tiles(const AttentionLaunch& launch,
     const UnitKeys keys(job, unit);
     PageWindow pages(launch, job.request, keys);
     for (std::int32_t block = keys.first_block(); block < keys.end_block(); ++block) {
-      if (waits && (block + 1) * kBlockKeys > kv_len) {
-        gpu::grid_dependency_wait();
-        waits = false;
-      }
+      // For the step's own K and V, which the kernel before may append.
+      gpu::grid_dependency_wait_if((block + 1) * kBlockKeys > kv_len);
       const std::int32_t key = block * kBlockKeys + row * box_keys;
       const std::int32_t page = pages.id(key >> launch.page_shift);
       const std::int32_t in_page = key & (page_size - 1);

@@ -41,10 +41,12 @@ __device__ __forceinline__ float inverse_root(float sum, const RmsNormParams& p)
   return 1.0f / sqrtf(sum / static_cast<float>(p.columns) + p.eps);
 }
 
-// x becomes what a store of its norm by the weights w would leave.
+// x becomes what a store of its norm would leave.
 template <class T>
-__device__ __forceinline__ void scale(const RmsNormParams& p, const RowVector& w, float inverse,
-                                      RowVector& x) {
+__device__ __forceinline__ void scale(const RmsNormParams& p, const T* weight, int at, bool aligned,
+                                      float inverse, RowVector& x) {
+  RowVector w;
+  load_vector(weight, at, p.columns, aligned, w);
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {
     x[i] = p.plus_one ? rounded<T>(x[i] * inverse * (1.0f + w[i]))
@@ -85,17 +87,12 @@ __global__ void __launch_bounds__(kMaxThreads)
     if (added == nullptr) return;
     RowVector a;
     load_vector(added, at, p.columns, aligned, a);
-    if (added_weight != nullptr) {
-      RowVector w;
-      load_vector(added_weight, at, p.columns, aligned, w);
-      scale<T>(p, w, added_inverse, a);
-    }
+    if (added_weight != nullptr) scale(p, added_weight, at, aligned, added_inverse, a);
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) v[i] = rounded<T>(v[i] + a[i]);
     store_vector(v, x, at, p.columns, aligned);
   };
-  RowVector kept[kKept], weights;  // the first vector's, on their way while the sum is made
-  if (first < p.columns) load_vector(weight, first, p.columns, aligned, weights);
+  RowVector kept[kKept];
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kKept; ++i) {
@@ -115,15 +112,13 @@ __global__ void __launch_bounds__(kMaxThreads)
   for (int i = 0; i < kKept; ++i) {
     const int at = first + i * step;
     if (at >= p.columns) continue;
-    if (i > 0) load_vector(weight, at, p.columns, aligned, weights);
-    scale<T>(p, weights, inverse, kept[i]);
+    scale(p, weight, at, aligned, inverse, kept[i]);
     store_vector(kept[i], out, at, p.columns, aligned);
   }
   for (int at = first + kKept * step; at < p.columns; at += step) {
-    RowVector v, w;
+    RowVector v;
     load_vector(x, at, p.columns, aligned, v);
-    load_vector(weight, at, p.columns, aligned, w);
-    scale<T>(p, w, inverse, v);
+    scale(p, weight, at, aligned, inverse, v);
     store_vector(v, out, at, p.columns, aligned);
   }
 }

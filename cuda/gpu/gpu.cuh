@@ -144,6 +144,20 @@ __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// The same if `needed`: a branch would have the compiler copy what follows.
+__device__ __forceinline__ void grid_dependency_wait_if(bool needed) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %0, 0;\n"
+      "@p griddepcontrol.wait;\n"
+      "}\n" ::"r"(needed ? 1 : 0)
+      : "memory");
+#else
+  (void)needed;
+#endif
+}
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

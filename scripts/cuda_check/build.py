@@ -139,7 +139,8 @@ def compile_source(source: str, nvcc: str, tools: sass.Tools | None) -> Object:
     command = ["nvcc", *flags, *targets(source), "-Xptxas", "-v,-warn-spills", "-MMD"]
     command += ["-MF", str(deps), "-c", source, "-o", str(obj)]
     kept = [one.name for one in fields(Object)]
-    key = hashlib.sha256(f"{nvcc}\n{command}\n{kept}".encode()).hexdigest()[:16]
+    readers = [_digest(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    key = hashlib.sha256(f"{nvcc}\n{command}\n{kept}\n{readers}".encode()).hexdigest()[:16]
     result = _load(record, key)
     if result is not None and (result.disassembled or tools is None):
         result.fresh = False

@@ -115,7 +115,7 @@ def blocks_of(code: list[Instruction]) -> list[Block]:
         elif one.base == "BRA":
             maybe = one.conditional or "P" in one.operands or ".DIV" in one.name
             jumps[i] = targets[-1:] + (falls if maybe else [])
-        elif one.base in ("EXIT", "RET", "BRX", "JMP"):
+        elif one.base in ("EXIT", "RET", "BRX", "BRXU", "JMP"):
             jumps[i] = falls if one.conditional else []
     starts = {0, *(i + 1 for i in jumps), *(t for to in jumps.values() for t in to)}
     order = sorted(start for start in starts if start < len(code))
@@ -128,22 +128,44 @@ def blocks_of(code: list[Instruction]) -> list[Block]:
     return found
 
 
-def dominators(blocks: list[Block]) -> list[int]:
-    """Returns for each block the set (bits) of blocks on every way to it; all ones: unreachable.
+def entries(blocks: list[Block]) -> set[int]:
+    """Returns the blocks at which a kernel is entered: the first, and those that none leads to,
+    which begin functions that are called. With a table of branches (BRX), whose targets the code
+    does not name, the first, by address, of those that nothing else leads to: loops may lead back
+    to a target."""
+    found: set[int] = set()
+    reached: set[int] = set()
+    led_to = {to for block in blocks for to in block.follow}
+    plain = [k for k in range(len(blocks)) if k == 0 or k not in led_to]
+    jumps = any(one.base in ("BRX", "BRXU") for block in blocks for one in block.code)
+    for k in [*plain, *(range(len(blocks)) if jumps else ())]:
+        if k in reached:
+            continue
+        found.add(k)
+        open_ = [k]
+        while open_:
+            one = open_.pop()
+            if one not in reached:
+                reached.add(one)
+                open_ += blocks[one].follow
+    return found
 
-    A block that none leads to begins a function that is called.
-    """
+
+def dominators(blocks: list[Block]) -> list[int]:
+    """Returns for each block the set (bits) of blocks on every way to it, from an entry on; all
+    ones: unreachable."""
     before: list[list[int]] = [[] for _ in blocks]
     for k, block in enumerate(blocks):
         for to in block.follow:
             before[to].append(k)
+    entered = entries(blocks)
     everything = (1 << len(blocks)) - 1
     found = [everything] * len(blocks)
     changed = True
     while changed:
         changed = False
         for k in range(len(blocks)):
-            meet = everything if before[k] and k > 0 else 0
+            meet = 0 if k in entered else everything
             for p in before[k]:
                 meet &= found[p]
             new = meet | 1 << k

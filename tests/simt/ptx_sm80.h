@@ -104,6 +104,9 @@ inline unsigned atomic_add_acq_rel(unsigned* p, unsigned v, SIMT_HERE) {
 // Kernels run one after another here, but the checker holds what a dependent one does before its
 // wait against what the one before it did.
 inline void grid_dependency_wait() { simt::check::dependency_wait(); }
+inline void grid_dependency_wait_if(bool needed) {
+  if (needed) grid_dependency_wait();
+}
 inline void launch_dependents() { simt::check::begin_dependents(); }
 struct LaunchOptions {
   bool dependent = false;

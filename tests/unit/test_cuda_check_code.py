@@ -128,6 +128,27 @@ def test_loops_count_what_every_trip_does() -> None:
     assert called["body"] == {"issue": 2, "load_bytes": 16}, "of a function that no jump leads to"
 
 
+TABLE = """\
+\tcode for sm_90a
+\t\tFunction : _Z5tablev
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   BRXU UR4 -0x20 ;
+        /*0020*/                   EXIT ;
+        /*0030*/                   LDG.E.64 R10, desc[UR4][R12.64] ;
+        /*0040*/                   FMUL R0, R1, R2 ;
+        /*0050*/               @P0 BRA 0x40 ;
+        /*0060*/               @P1 BRA 0x30 ;
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_a_table_of_branches_may_lead_into_a_loop() -> None:
+    (code,) = loops.parse(TABLE.splitlines()).values()
+    outer, inner = loops.loops_of(code)
+    assert outer["body"] == {"issue": 2, "load_bytes": 8}
+    assert inner["body"] == {"issue": 2, "fp32": 1}
+
+
 def test_an_unknown_matrix_product_is_an_error() -> None:
     for name, expected in (
         ("HGMMA.64x128x16.F32", 2 * 64 * 128 * 16),
