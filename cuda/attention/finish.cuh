@@ -3,7 +3,7 @@
 // grid    one warp per (step row, KV head, kHeads of its query heads), rows fastest: the warps of a
 //         block read the same committed tail keys. kHeads is the least with which all warps run at
 //         once: a warp's time is that of dependent loads, the more the more heads it has
-// begins  while the main pass ends: all but that one's states and flags was there when it began
+// begins  while the main pass ends, which had waited for all but its own states and flags
 // lane    kVec consecutive elements of the head dim; a lane beyond it computes with zeros
 // order   where tail keys lie -> their scores -> states in chunk order -> the tail as the last one:
 //         maximum, exponentials, sums in position order -> sink -> out

@@ -15,7 +15,8 @@ extern "C" __attribute__((visibility("default"))) const specdec::Backend* specde
     specdec::Backend b = specdec::cuda::device_table<specdec::EmulatedDevice>();
     b.name = "cuda-ptx";
     b.memory = specdec::DeviceType::kCpu;
-    b.expose = [](const void* data, std::int64_t bytes, const char* name, bool writable) {
+    // Launches run one after another here: nothing is in flight.
+    b.expose = [](const void* data, std::int64_t bytes, const char* name, bool writable, bool) {
       ptx::expose(data, static_cast<std::size_t>(bytes), name, writable);
     };
     b.conceal = ptx::conceal;

@@ -399,8 +399,8 @@ MUTANTS = [
         "finish-7",
         "states folded from the last",
         FINISH,
-        "load_state(place[h], first + s, &ml[s][h], part[s][h]);",
-        "load_state(place[h], slots[h] - 1 - first - s, &ml[s][h], part[s][h]);",
+        "load_state(states.place[h], first + s, &ml[s][h], part[s][h]);",
+        "load_state(states.place[h], states.count[h] - 1 - first - s, &ml[s][h], part[s][h]);",
     ),
     Mutant(
         "finish-8",

@@ -317,17 +317,17 @@ MUTANTS = [
         "hopper-41",
         "the plan read before the kernel that writes it has ended",
         MAIN,
-        "__syncthreads(); gpu::grid_dependency_wait(); gpu::launch_dependents();",
-        "__syncthreads(); gpu::launch_dependents();",
+        "__syncthreads(); gpu::grid_dependency_wait_if(!launch.plan_is_old);",
+        "__syncthreads();",
     ),
     Mutant(
         "hopper-42",
         "waits for the kernel before it behind the units it has read",
         MAIN,
-        "__syncthreads(); gpu::grid_dependency_wait(); gpu::launch_dependents(); "
+        "__syncthreads(); gpu::grid_dependency_wait_if(!launch.plan_is_old); "
         "const int warpgroup",
         "__syncthreads(); if (launch.work.block_begin[blockIdx.x] < 0) return; "
-        "gpu::grid_dependency_wait(); gpu::launch_dependents(); const int warpgroup",
+        "gpu::grid_dependency_wait_if(!launch.plan_is_old); const int warpgroup",
     ),
     Mutant(
         "hopper-43",

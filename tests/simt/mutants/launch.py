@@ -15,6 +15,7 @@ PLAN, FINISH = "cuda/attention/plan.cu", "cuda/attention/finish.cuh"
 AMPERE, LAUNCH = "cuda/attention/ampere.cuh", "cuda/attention/hopper_launch.cuh"
 MAIN, CONSUMER = "cuda/attention/hopper.cuh", "cuda/attention/hopper_consumer.cuh"
 TILE, LINEAR = "cuda/attention/hopper_tile.h", "cuda/linear/hopper_linear.cuh"
+LOAD = "cuda/attention/hopper_load.cuh"
 
 WAIT = "gpu::grid_dependency_wait(); gpu::launch_dependents();"
 NO_WAIT = "gpu::launch_dependents();"
@@ -66,6 +67,56 @@ WAITS = [
         ARGMAX,
         WAIT + " const int row = static_cast<int>(blockIdx.x) * kWarps",
         NO_WAIT + " const int row = static_cast<int>(blockIdx.x) * kWarps",
+    ),
+]
+
+LAYERS = "second_layer and hopper_f16_f16_k64_r128"
+QUERIES = (
+    "gpu::grid_dependency_wait();  // the queries are there; nothing from the second unit on "
+    "gpu::launch_dependents();"
+)
+# The main pass of a layer that is not the first begins before the kernel in front of it ends.
+EARLY = [
+    Mutant(
+        "hopper-54",
+        "no wait for the keys of the step",
+        LOAD,
+        "gpu::grid_dependency_wait_if((block + 1) * kBlockKeys > kv_len);",
+        "",
+        tests=LAYERS,
+    ),
+    Mutant(
+        "hopper-55",
+        "a tile of old and new keys counts as old",
+        LOAD,
+        "(block + 1) * kBlockKeys > kv_len",
+        "block * kBlockKeys >= kv_len",
+        tests=LAYERS,
+    ),
+    Mutant("hopper-56", "no wait for the queries", CONSUMER, QUERIES, NO_WAIT, tests=LAYERS),
+    Mutant(
+        "hopper-57",
+        "what comes behind may begin before this waits",
+        CONSUMER,
+        QUERIES,
+        "gpu::launch_dependents();\n    gpu::grid_dependency_wait();",
+        tests=LAYERS,
+    ),
+    Mutant(
+        "hopper-58",
+        "blocks without a unit wait for nobody",
+        CONSUMER,
+        "gpu::grid_dependency_wait();  // without a unit, too: what begins behind this kernel "
+        "relies on it",
+        "",
+        tests=LAYERS,
+    ),
+    Mutant(
+        "finish-20",
+        "tails of requests that the plan has flagged are looked up",
+        FINISH,
+        "known && launch.work.job_begin[b] < launch.work.job_begin[b + 1]",
+        "known",
     ),
 ]
 
@@ -254,4 +305,4 @@ OPERANDS = [
     ),
 ]
 
-MUTANTS = [*WAITS, *STREAMS, *LIMITS, *REGISTERS, *OPERANDS]
+MUTANTS = [*WAITS, *EARLY, *STREAMS, *LIMITS, *REGISTERS, *OPERANDS]

@@ -52,6 +52,7 @@ ATTENTION = (
     "test_cuda_attention_data.py",
     "test_cuda_exactness.py",
     "test_cuda_folding.py",
+    "test_cuda_plan_reuse.py",
 )
 FAR = ("test_far_pages.py",)
 SINKS = ("test_cuda_sink_tokens.py",)
