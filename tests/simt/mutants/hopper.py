@@ -324,8 +324,7 @@ MUTANTS = [
         "hopper-42",
         "waits for the kernel before it behind the units it has read",
         MAIN,
-        "__syncthreads(); gpu::grid_dependency_wait_if(!launch.plan_is_old); "
-        "const int warpgroup",
+        "__syncthreads(); gpu::grid_dependency_wait_if(!launch.plan_is_old); const int warpgroup",
         "__syncthreads(); if (launch.work.block_begin[blockIdx.x] < 0) return; "
         "gpu::grid_dependency_wait_if(!launch.plan_is_old); const int warpgroup",
     ),
