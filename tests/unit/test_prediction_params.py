@@ -135,6 +135,34 @@ def test_the_llm_reads_a_true_prediction_in_few_passes(folder: Path, spec: Any) 
             llm.generate([PROMPT], SamplingParams(prediction=[1] * 257))
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_wrong_prediction_is_weighed_without_a_method_too(
+    folder: Path, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine learns T(rows) when a prediction comes, and drafts no more where rows are dear."""
+    scheduler = {**LIMITS["scheduler_config"], "overlap_depth": depth}
+    with LLM(folder, speculative_config=None, scheduler_config=scheduler) as llm:
+        told = []
+
+        def calibrate() -> None:
+            told.append(True)
+            llm.engine.executor.set_step_cost([1, 2, 128], [1.0, 3.0, 400.0])
+
+        monkeypatch.setattr(llm.engine, "_calibrate", calibrate)
+        params = SamplingParams(max_tokens=60, ignore_eos=True)
+        [plain] = llm.generate([PROMPT], params, use_tqdm=False)
+        assert not told  # nothing to weigh
+        ids = list(plain.outputs[0].token_ids)
+        wrong = [ids[i ^ 1] for i in range(len(ids) & ~1)]  # its tokens are found all the time
+        params = SamplingParams(max_tokens=60, ignore_eos=True, prediction=wrong)
+        [out] = llm.generate([PROMPT], params, use_tqdm=False)
+        assert told == [True]
+        assert list(out.outputs[0].token_ids) == ids
+        stats = llm.get_metrics()["executor"]
+        assert stats["budget_weighed"] > 20
+        assert stats["budget_refused"] > 0.9 * stats["budget_weighed"]
+
+
 def test_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["generate", "--model", str(folder), "--input-text", PROMPT, "--max-output-len", "40",
             "--max-seq-len", "256", "--ignore-eos", "--json"]  # fmt: skip

@@ -209,7 +209,7 @@ class EngineBuilder:
             self.place,
             drafting_arguments(self._speculative),
             drafter=drafter,
-            adaptive=self._speculative is not None and self._speculative.adaptive,
+            adaptive=self._adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
             narrow=self._narrow,
@@ -218,19 +218,21 @@ class EngineBuilder:
         )
         record_graphs(pipeline, self.memory)
 
-        calibrate = None
-        if self._speculative is not None:
-            calibrate = self._served_cost(pipeline.executor)
         return OverlapLoop(
             pipeline,
             self.model,
             limits=self._limits(),
             memory=self.memory,
             tokenizer=self.tokenizer,
-            calibrate=calibrate,
+            calibrate=self._served_cost(pipeline.executor),
             release_pages=self._release_pages,
             drafting=self._user_drafting(pipeline.executor),
         )
+
+    @property
+    def _adaptive(self) -> bool:
+        """Drafts that pay; without a method these are those of a request's prediction."""
+        return self._speculative is None or self._speculative.adaptive
 
     def _user_drafting(self, executor: Any) -> UserDrafting | None:
         config = self._speculative
@@ -334,7 +336,7 @@ class EngineBuilder:
             self._scheduler,
             how,
             pages,
-            adaptive=config.adaptive if config is not None else False,
+            adaptive=self._adaptive,
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             host_bytes_per_second=self._host_bytes_per_second() or 0.0,
         )

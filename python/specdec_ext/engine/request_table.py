@@ -167,8 +167,9 @@ class RequestTable:
             config = self.limits.speculative_config
             self._wants_logits |= params.return_generation_logits
             self._has_processors |= bool(params.logits_processors)
-            if kwargs["speculative"] and config is not None:
-                self._wants_calibration |= config.adaptive if adaptive is None else adaptive
+            if kwargs["speculative"] or kwargs["prediction"]:
+                usual = config is None or config.adaptive
+                self._wants_calibration |= usual if adaptive is None else adaptive
             self._wants_calibration |= self._spares_others and len(self._states) > 1
         return state
 
