@@ -13,7 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import code_edits, common, model_drafters, peers_cpu_tables, serve_tables
+from benchmarks import (
+    code_edits,
+    common,
+    model_drafters,
+    peers_cpu_tables,
+    sampling_rows,
+    serve_tables,
+)
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
@@ -179,6 +186,7 @@ SECTIONS = {
     "step_overhead": ("Time of a step outside the model", step_overhead),
     "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
     "draft_lookup": ("Drafting by prompt lookup, batch 32", draft_lookup),
+    "sampling_rows": ("Drawing a token from a row of scores, one thread", sampling_rows.table_of),
 }
 
 

@@ -1,12 +1,12 @@
 #include "algo/sample.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <vector>
 
+#include "algo/law_loops.h"
 #include "algo/softmax_weight.h"
 
 namespace specdec {
@@ -14,22 +14,13 @@ namespace {
 
 constexpr int kBlock = kMassBlock;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// The largest score; NaN if one of them is NaN.
-float largest(const float* scores, int n) {
-  float best = -kInfinity;
-  int nans = 0;
-  for (int i = 0; i < n; ++i) {
-    best = scores[i] > best ? scores[i] : best;
-    nans |= scores[i] != scores[i];
-  }
-  return nans != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
-}
+// The least weight of a token that can be drawn: the unit of masses.
+constexpr auto kLeastWeight = static_cast<float>(kMassUnit);
 
 }  // namespace
 
 double law_spread(const WeightedLaw& law, const float* scores, float temperature) {
-  const float best = largest(scores, law.vocab_size), inverse = 1.0f / temperature;
+  const float best = law_loops().largest(scores, law.vocab_size), inverse = 1.0f / temperature;
   Mass terms = 0;
   for (std::int32_t v = 0; v < law.vocab_size; ++v) {
     if (law.weights[v] <= 0.0f) continue;
@@ -38,19 +29,21 @@ double law_spread(const WeightedLaw& law, const float* scores, float temperature
   return spread_of(terms, law.total);
 }
 
-TokenId TokenSampler::weigh_all(const float* scores, int vocab_size, float temperature) {
-  const float best = largest(scores, vocab_size);
+TokenId TokenSampler::weigh_all(const float* scores, int vocab_size, const SamplingLaw& law) {
+  const LawLoops& loops = law_loops();
+  const float best = loops.largest(scores, vocab_size);
   if (std::isnan(best) || best == kInfinity) return kBadRow;
   if (best == -kInfinity) return kNothingAllowed;
-  if (fault(Fault::kTemperatureOff)) temperature *= 1.1f;
-  const float inverse = 1.0f / temperature;
+  const float temperature =
+      fault(Fault::kTemperatureOff) ? law.temperature * 1.1f : law.temperature;
   weights_.resize(vocab_size);
-  for (int i = 0; i < vocab_size; ++i) {
-    weights_[i] = to_grid(softmax_weight(law_exponent(scores[i], best, inverse)));
-  }
   mass_.resize(mass_blocks(vocab_size));
+  block_best_.resize(mass_.size());
+  kept_ =
+      loops.weigh(scores, vocab_size, best, 1.0f / temperature, std::max(law.min_p, kLeastWeight),
+                  weights_.data(), mass_.data(), block_best_.data());
   law_ = {weights_.data(), mass_.data(), vocab_size, 0};
-  sum_law(SerialTeam{}, &law_);
+  for (const Mass mass : mass_) law_.total += mass;
   return 0;
 }
 
@@ -83,15 +76,16 @@ class TokenSampler::CutRow {
   Mass list(const SamplingLaw& law) {
     const float threshold = list_threshold(law);
     s_.list_.clear();
-    Mass kept = 0;
-    for (int i = 0; i < vocab_size_; ++i) {
-      if (!has_weight(i)) continue;
-      ++kept;
-      if (scores_[i] >= threshold) {
-        s_.list_.push_back({order_key(scores_[i]), s_.weights_[i], i});
+    for (std::size_t b = 0; b < s_.block_best_.size(); ++b) {
+      if (s_.block_best_[b] < threshold) continue;
+      const int first = static_cast<int>(b) * kBlock, end = std::min(first + kBlock, vocab_size_);
+      for (int i = first; i < end; ++i) {
+        if (scores_[i] >= threshold && has_weight(i)) {
+          s_.list_.push_back({order_key(scores_[i]), s_.weights_[i], i});
+        }
       }
     }
-    return kept;
+    return static_cast<Mass>(s_.kept_);
   }
 
  private:
@@ -100,43 +94,28 @@ class TokenSampler::CutRow {
   // A score that few reach, but enough for the cuts to lie among them. A list that is too short
   // costs time alone.
   float list_threshold(const SamplingLaw& law) {
-    const auto blocks = static_cast<int>(s_.mass_.size());
-    s_.block_best_.resize(blocks);
-    for (int b = 0; b < blocks; ++b) {
-      const int first = b * kBlock, end = std::min(first + kBlock, vocab_size_);
-      float best = -kInfinity;  // of what min_p and the grid keep: only that counts for top_k
-      for (int i = first; i < end; ++i) {
-        best = has_weight(i) && scores_[i] > best ? scores_[i] : best;
-      }
-      s_.block_best_[b] = best;
-    }
-    float threshold = -kInfinity;
-    if (law.top_k > 0 && law.top_k <= blocks) {
+    if (law.top_k > 0 && law.top_k <= static_cast<int>(s_.block_best_.size())) {
       // k blocks hold a score of at least their k-th best: so do k tokens.
-      std::nth_element(s_.block_best_.begin(), s_.block_best_.begin() + (law.top_k - 1),
-                       s_.block_best_.end(), std::greater<>());
-      threshold = s_.block_best_[law.top_k - 1];
-    } else if (law.top_k == 0 && law.top_p < 1.0f && law.min_p <= 0.0f) {
-      // Mass by weight: bucket i holds weights in [2^-i, 2^(1-i)), the whole of it or nothing.
-      constexpr int kBuckets = 128;
-      double mass[kBuckets] = {};
-      double total = 0.0;
-      for (int i = 0; i < vocab_size_; ++i) {
-        const auto bits = std::bit_cast<std::uint32_t>(s_.weights_[i]);
-        mass[std::min<std::uint32_t>(127 - std::min<std::uint32_t>(bits >> 23, 127),
-                                     kBuckets - 1)] += static_cast<double>(s_.weights_[i]);
-      }
-      for (const double part : mass) total += part;
-      // A little more than top_p: these sums are rounded, those of the cut itself are not.
-      const double wanted = std::min(1.0, law.top_p + 1e-9) * total;
-      double reached = 0.0;
-      int bucket = 0;
-      while (bucket < kBuckets - 1 && (reached += mass[bucket]) < wanted) ++bucket;
-      // Scores rise with weights; a hair below the bucket's lowest weight, for their rounding.
-      const float best = *std::max_element(s_.block_best_.begin(), s_.block_best_.end());
-      threshold = best - law.temperature * (static_cast<float>(bucket) * 0.69314718f + 1e-3f);
+      s_.order_ = s_.block_best_;
+      const auto kth = s_.order_.begin() + (law.top_k - 1);
+      std::nth_element(s_.order_.begin(), kth, s_.order_.end(), std::greater<>());
+      return *kth;
     }
-    return threshold;
+    const float best = *std::max_element(s_.block_best_.begin(), s_.block_best_.end());
+    // Scores rise with weights; a hair below the least weight's, for their rounding.
+    const auto score_from = [&](float log_weight) {
+      return best + law.temperature * (log_weight - 1e-3f);
+    };
+    if (law.min_p > 0.0f) return score_from(std::log(law.min_p));
+    if (law.top_k > 0 || law.top_p >= 1.0f) return -kInfinity;
+    double sums[kMassSteps];
+    law_loops().sum_by_size(s_.weights_.data(), vocab_size_, sums);
+    // A little more than top_p: these sums are rounded, those of the cut itself are not.
+    const double wanted = (static_cast<double>(law.top_p) + 1e-4) * weight_of(s_.law_.total);
+    int step = 0;
+    while (step < kMassSteps && sums[step] < wanted) ++step;
+    if (step == kMassSteps) return -kInfinity;
+    return score_from(static_cast<float>(step + 1) * -1.38629436f);
   }
 
   TokenSampler& s_;
@@ -155,7 +134,7 @@ void TokenSampler::drop(const float* scores, const SamplingLaw& law, const LawCu
 }
 
 TokenId TokenSampler::draw(const float* scores, int vocab_size, const SamplingLaw& law, double u) {
-  const TokenId status = weigh_all(scores, vocab_size, law.temperature);
+  const TokenId status = weigh_all(scores, vocab_size, law);
   if (status < 0) return status;
   if (!law.cuts()) return draw_from_law(law_, u);
   CutRow row(*this, scores, law.min_p);
@@ -176,7 +155,7 @@ TokenId TokenSampler::draw(const float* scores, int vocab_size, const SamplingLa
 }
 
 TokenId TokenSampler::weigh(const float* scores, int vocab_size, const SamplingLaw& law) {
-  const TokenId status = weigh_all(scores, vocab_size, law.temperature);
+  const TokenId status = weigh_all(scores, vocab_size, law);
   if (status < 0 || !law.cuts()) return status;
   CutRow row(*this, scores, law.min_p);
   cut_law(row, law);

@@ -44,8 +44,8 @@ class TokenSampler {
   WeightedLaw law() { return law_; }
 
  private:
-  // Fills weights_, mass_ and law_ with the law before any cut.
-  TokenId weigh_all(const float* scores, int vocab_size, float temperature);
+  // Fills weights_, mass_, block_best_, kept_ and law_ with the law before any cut.
+  TokenId weigh_all(const float* scores, int vocab_size, const SamplingLaw& law);
   // Weights that the cut drops become 0.
   void drop(const float* scores, const SamplingLaw& law, const LawCut& cut);
 
@@ -53,7 +53,9 @@ class TokenSampler {
   class CutRow;
   std::vector<float> weights_;     // [V] exp((score - largest) / temperature)
   std::vector<Mass> mass_;         // of each block of ids
-  std::vector<float> block_best_;  // largest score of each block, scratch of the list's threshold
+  std::vector<float> block_best_;  // largest score of each block
+  std::vector<float> order_;       // scratch of the list's threshold
+  std::int32_t kept_ = 0;          // tokens of some weight that min_p keeps
   std::vector<Candidate> list_;
   WeightedLaw law_{};
 };

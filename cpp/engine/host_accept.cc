@@ -67,7 +67,8 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
   const DraftTree& tree = c.tree;
   const SamplingLaw& law = c.params.sampling;
   const bool changed = is_processed(c);
-  if (!changed) {
+  // The best tokens of drawn rows are of use to drafters alone.
+  if (!changed && (law.greedy() || c.feeds_drafter)) {
     find_best(scores, row_stride, tree.size, sampled);
     if (law.greedy()) return;
   }
@@ -78,7 +79,7 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
       const bool kept = depth[parent] >= 0 && tree.tokens[row] == sampled[parent];
       depth[row] = kept ? depth[parent] + 1 : -1;
     }
-    if (changed && depth[row] < 0 && !c.feeds_drafter) {
+    if (depth[row] < 0 && !c.feeds_drafter) {
       sampled[row] = -1;  // nobody looks at it
       continue;
     }
