@@ -83,7 +83,14 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
       sampled[row] = -1;  // nobody looks at it
       continue;
     }
-    const float* row_scores = processed(c, row, scores + row * row_stride);
+    const float* const raw = scores + row * row_stride;
+    if (c.masks != nullptr && law.greedy() && !c.processor.active(c.num_output)) {
+      // The best of all tokens, where the mask has it, is the best of those that it has.
+      find_best(raw, vocab_size_, 1, sampled + row);
+      const TokenId best = sampled[row];
+      if (best >= 0 && raw[best] > kForbiddenScore && c.masks->allows(row, best)) continue;
+    }
+    const float* row_scores = processed(c, row, raw);
     // Other rows are never delivered; drafters look at their best token.
     if (!law.greedy() && depth[row] >= 0) {
       const double u = token_uniform(c.params.seed, c.history_len + depth[row]);
