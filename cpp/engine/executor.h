@@ -230,6 +230,7 @@ class Executor {
   void draft_places();
   void draft_place(Place& place, int index);
   void build_place(Place& place, int index);
+  void draw_roots(const float* scores, std::int64_t row_stride);
   void commit_place(Place& place, int index, const TokenId* ids, const float* scores,
                     std::int64_t row_stride, const ScoreChanges& changes,
                     const StepDraftProbs& drawn);
@@ -288,6 +289,7 @@ class Executor {
   std::vector<std::int32_t> followed_;           // the host's, as StepPlan::page_orders
   HostAcceptor acceptor_;
   AcceptResult accepted_;                    // of the request at hand
+  std::vector<RootDraw> root_draws_;         // of the step that is committed
   std::vector<int> right_drafts_;            // of a Brought
   std::vector<std::int32_t> vocab_scratch_;  // [V] while a reduced vocabulary is checked
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "algo/accept.h"
+#include "base/thread_pool.h"
 #include "engine/synthetic_rates.h"
 
 namespace specdec {
@@ -93,6 +94,10 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
     const float* row_scores = processed(c, row, raw);
     // Other rows are never delivered; drafters look at their best token.
     if (!law.greedy() && depth[row] >= 0) {
+      if (row == 0 && c.root_draw != kNotDrawn) {
+        sampled[row] = c.root_draw;
+        continue;
+      }
       const double u = token_uniform(c.params.seed, c.history_len + depth[row]);
       sampled[row] = sampler_.draw(row_scores, vocab_size_, law, u);
       continue;
@@ -104,6 +109,26 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
       sampled[row] = kNothingAllowed;
     }
   }
+}
+
+bool HostAcceptor::draws_root(const RequestParams& params, const ScoreProcessor& processor,
+                              int num_output, int tree_size) const {
+  const bool changed = processor.active(num_output) || params.processes_scores || params.grammar;
+  if (params.sampling.greedy() || changed) return false;
+  return tree_size == 1 || (params.acceptance.rule == AcceptanceRule::kExactMatch &&
+                            (synthetic_rates_.empty() || !params.speculative));
+}
+
+void HostAcceptor::draw_roots(std::vector<RootDraw>& draws) {
+  ThreadPool& pool = ThreadPool::global();
+  of_threads_.resize(static_cast<std::size_t>(pool.size()));
+  pool.run_items(static_cast<std::int64_t>(draws.size()), vocab_size_, [&](Range range, int rank) {
+    for (std::int64_t i = range.begin; i < range.end; ++i) {
+      RootDraw& draw = draws[static_cast<std::size_t>(i)];
+      draw.token = of_threads_[static_cast<std::size_t>(rank)].draw(draw.scores, vocab_size_,
+                                                                    draw.law, draw.u);
+    }
+  });
 }
 
 // As sample(), by the request's rule and the probabilities of its drafts (algo/acceptance.h).

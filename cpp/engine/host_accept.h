@@ -92,6 +92,17 @@ struct HiddenRows {
   std::int64_t stride = 0, row_bytes = 0;
 };
 
+// Not a token, nor what a draw answers for a row without a law.
+inline constexpr TokenId kNotDrawn = -3;
+
+// The token after the first row of a request's tree, where nothing but the row decides it.
+struct RootDraw {
+  const float* scores = nullptr;  // [V] of the row
+  SamplingLaw law;
+  double u = 0.0;  // of the token's place
+  TokenId token = kNotDrawn;
+};
+
 // One request's step in front of acceptance.
 struct HostChoice {
   const RequestParams& params;
@@ -108,6 +119,7 @@ struct HostChoice {
   const TokenMasks* masks = nullptr;      // of the tree's nodes; null: they change nothing
   // Drafts were cut by the grammar: the draft that each node was, [tree.size]; null: none was.
   const std::int32_t* uncut = nullptr;
+  TokenId root_draw = kNotDrawn;  // the token after the first row, where it is drawn already
 };
 
 class HostAcceptor {
@@ -120,6 +132,11 @@ class HostAcceptor {
   // elements apart; null: `sampled` holds the greedy choices already.
   void decide(const HostChoice& choice, const float* scores, std::int64_t row_stride,
               TokenId* sampled, AcceptResult* accepted);
+  // True: RootDraw's token is what decide() would draw.
+  bool draws_root(const RequestParams& params, const ScoreProcessor& processor, int num_output,
+                  int tree_size) const;
+  // Draws all of them, side by side on the threads of the process.
+  void draw_roots(std::vector<RootDraw>& draws);
 
  private:
   const float* processed(const HostChoice& choice, int row, const float* raw);
@@ -139,6 +156,7 @@ class HostAcceptor {
   std::vector<float> processed_rows_;  // [tree, V] all of them
   CutDraftProbs cut_probs_;            // what kept drafts were drawn from
   TokenSampler sampler_;
+  std::vector<TokenSampler> of_threads_;
   TreeAcceptor acceptor_;
 };
 

@@ -161,6 +161,7 @@ void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* sco
   bool moves = false;
   host_->plan.kv_moves.clear();
   host_->plan.page_orders.clear();
+  if (scores != nullptr) draw_roots(scores, row_stride);
   for (std::size_t b = 0; b < flight.places.size(); ++b) {
     host_->path_len[b] = 0;
     commit_place(flight.places[b], static_cast<int>(b), ids, scores, row_stride, changes, drawn);
@@ -169,6 +170,29 @@ void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* sco
   if (moves) move_kv();
   if (hidden.rows != nullptr) keep_hidden(hidden);
   host_->stage = HostSteps::Stage::kIdle;
+}
+
+// Draws the first token of each request that needs no more than its row of scores for that: the one
+// part of a commit that takes long, and that no request's state changes.
+void Executor::draw_roots(const float* scores, std::int64_t row_stride) {
+  root_draws_.clear();
+  std::vector<Place>& places = flights_.back().places;
+  for (std::size_t b = 0; b < places.size(); ++b) {
+    Place& place = places[b];
+    const RequestRecord& request = *place.request;
+    place.root_draw = -1;
+    if (request.ended || !place.decides) continue;
+    const Slot* slot = request.host_slot;
+    if (!acceptor_.draws_root(request.params, request.processor, request.output_so_far(),
+                              slot->tree.size)) {
+      continue;
+    }
+    place.root_draw = static_cast<int>(root_draws_.size());
+    const int root = host_->plan.cu_logits[b] + place.choices - slot->tree.size;
+    root_draws_.push_back({scores + root * row_stride, request.params.sampling,
+                           token_uniform(request.params.seed, slot->len)});
+  }
+  if (root_draws_.size() > 1) acceptor_.draw_roots(root_draws_);
 }
 
 // What failed or has ended keeps nothing.

@@ -271,6 +271,7 @@ struct InFlightStep {
     int tree = -1;                             // in the ring of trees; else the host has placed it
     int choices = 0;  // rows whose scores or best tokens are needed; of drafts on a device, at most
     StepOutput out = {};  // what the host's acceptance said besides the result
+    int root_draw = -1;   // the request's among those of the step that is committed; -1: none
   };
   std::int64_t step = 0;
   int ring = 0;
