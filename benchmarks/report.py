@@ -134,7 +134,7 @@ def never_slower(result: dict[str, Any]) -> str:
         wall = [programs["auto"][f"wall {part}"]["median"] for part in ("decode", "total")]
         line = lines.setdefault(", ".join([*batch, temperature]), {})
         line[data] = " / ".join(f"{ratio:.2f}" for ratio in wall)
-    rows = [[name, *(line.get(data, "") for data in SETS)] for name, line in lines.items()]
+    rows = [[name, *(line.get(data, "") for data in SETS)] for name, line in sorted(lines.items())]
     return common.markdown(["decode / with prompts", *SETS], rows)
 
 
@@ -206,7 +206,7 @@ PAGES = {
 
 
 # A call of these may measure some cells alone: what the newest file lacks is an earlier one's.
-BY_CELL = ("never_slower_8", "never_slower_32")
+BY_CELL = ("never_slower", "never_slower_8", "never_slower_32")
 
 
 def report(page: str) -> str:
