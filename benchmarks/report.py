@@ -220,7 +220,13 @@ def report(page: str) -> str:
         path, result = found[0]
         heading = caption(path, result, title, folder)
         for earlier, other in found[1:] if name in BY_CELL else ():
-            more = {c: cell for c, cell in other["results"].items() if c not in result["results"]}
+            have = result["results"]
+            batches = {cell.split(", ")[1] for cell in have}  # the first files had all in one
+            more = {
+                name: cell
+                for name, cell in other["results"].items()
+                if name not in have and name.split(", ")[1] in batches
+            }
             if more:
                 result = {**result, "results": {**more, **result["results"]}}
                 where = other["environment"]
