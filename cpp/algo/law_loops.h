@@ -1,5 +1,5 @@
 // The loops over a whole row of scores that a draw takes most of its time in, for the widest
-// vectors that this processor has. The numbers are the same with any of them: each element is
+// vectors that cpu_isa() allows. The numbers are the same with any of them: each element is
 // computed for itself, sums are exact or decide nothing.
 #pragma once
 
@@ -24,9 +24,9 @@ struct LawLoops {
   void (*sum_by_size)(const float* weights, std::int32_t n, double* sums);
 };
 
-// Those for this processor; and all that it can run, for tests.
-const LawLoops& law_loops();
+// Those that cpu_isa() allows; and all narrower ones, too, for tests.
 int num_law_loops();
-const LawLoops& law_loops_at(int index);
+const LawLoops& law_loops_at(int index);  // the widest last
+inline const LawLoops& law_loops() { return law_loops_at(num_law_loops() - 1); }
 
 }  // namespace specdec

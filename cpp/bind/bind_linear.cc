@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "backend/cpu/cpu_features.h"
+#include "base/cpu_features.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "base/check.h"

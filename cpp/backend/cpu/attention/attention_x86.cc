@@ -1,5 +1,5 @@
 #include "backend/cpu/attention/attention_kernels.h"
-#include "backend/cpu/cpu_features.h"
+#include "base/cpu_features.h"
 
 namespace specdec::cpu {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "backend/cpu/cpu_features.h"
+#include "base/cpu_features.h"
 #include "backend/cpu/linear/quant_row.h"
 
 namespace specdec::cpu {

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backend/cpu/cpu_features.h"
+#include "base/cpu_features.h"
 #include "backend/cpu/linear/weight_type.h"
 
 namespace specdec::cpu {

@@ -1,4 +1,4 @@
-#include "backend/cpu/cpu_features.h"
+#include "base/cpu_features.h"
 
 namespace specdec {
 

@@ -2,7 +2,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "backend/cpu/cpu_features.h"
+#include "base/cpu_features.h"
 
 namespace specdec {
 namespace {
