@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "base/cpu_features.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "base/check.h"
+#include "base/cpu_features.h"
 #include "base/thread_pool.h"
 #include "bind/dlpack_convert.h"
 #include "bind/registers.h"

@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "base/cpu_features.h"
 #include "backend/cpu/linear/quant_row.h"
+#include "base/cpu_features.h"
 
 namespace specdec::cpu {
 

@@ -13,8 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu_features.h"
 #include "backend/cpu/linear/weight_type.h"
+#include "base/cpu_features.h"
 
 namespace specdec::cpu {
 

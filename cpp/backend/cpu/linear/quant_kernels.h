@@ -17,9 +17,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu_features.h"
 #include "backend/cpu/linear/quant_row.h"
 #include "backend/cpu/linear/weight_type.h"
+#include "base/cpu_features.h"
 
 namespace specdec::cpu {
 
