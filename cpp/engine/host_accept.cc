@@ -10,8 +10,12 @@ namespace specdec {
 namespace {
 
 // Rows were, or are to be, changed: by the request's processors or by the caller's own.
+bool has_processors(const RequestParams& params, const ScoreProcessor& processor, int num_output) {
+  return processor.active(num_output) || params.processes_scores;
+}
+
 bool is_processed(const HostChoice& c) {
-  return c.processor.active(c.num_output) || c.params.processes_scores || c.masks != nullptr;
+  return has_processors(c.params, c.processor, c.num_output) || c.masks != nullptr;
 }
 
 bool is_drawn(const HostChoice& c) { return c.drawn != nullptr && c.drawn->drawn(c.drawn_index); }
@@ -84,14 +88,7 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
       sampled[row] = -1;  // nobody looks at it
       continue;
     }
-    const float* const raw = scores + row * row_stride;
-    if (c.masks != nullptr && law.greedy() && !c.processor.active(c.num_output)) {
-      // The best of all tokens, where the mask has it, is the best of those that it has.
-      find_best(raw, vocab_size_, 1, sampled + row);
-      const TokenId best = sampled[row];
-      if (best >= 0 && raw[best] > kForbiddenScore && c.masks->allows(row, best)) continue;
-    }
-    const float* row_scores = processed(c, row, raw);
+    const float* row_scores = processed(c, row, scores + row * row_stride);
     // Other rows are never delivered; drafters look at their best token.
     if (!law.greedy() && depth[row] >= 0) {
       if (row == 0 && c.root_draw != kNotDrawn) {
@@ -113,8 +110,8 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
 
 bool HostAcceptor::draws_root(const RequestParams& params, const ScoreProcessor& processor,
                               int num_output, int tree_size) const {
-  const bool changed = processor.active(num_output) || params.processes_scores || params.grammar;
-  if (params.sampling.greedy() || changed) return false;
+  if (params.sampling.greedy() || params.grammar) return false;
+  if (has_processors(params, processor, num_output)) return false;
   return tree_size == 1 || (params.acceptance.rule == AcceptanceRule::kExactMatch &&
                             (synthetic_rates_.empty() || !params.speculative));
 }

@@ -44,3 +44,18 @@ def test_json_lines_carry_logprobs(tmp_path: Path, capsys: Any, method: list[str
 def test_without_json_they_are_refused(capsys: Any, flag: str) -> None:
     assert main(["generate", "--input_text", "x", flag, "2"]) == 2
     assert "logprobs without --json" in capsys.readouterr().err
+
+
+def test_drawn_requests_in_one_step_get_what_they_get_alone(tmp_path: Path) -> None:
+    """Their first tokens are drawn together, behind prompts whose other rows have scores, too."""
+    params = [
+        SamplingParams(max_tokens=8, temperature=t, seed=i, prompt_logprobs=1, ignore_eos=True)
+        for i, t in enumerate((1.0, 0.7, 1.3))
+    ]
+    prompts = ["abcabc", "b", "the cat"]
+    with LLM(save_tiny(tmp_path / "m"), scheduler_config={"max_batch_size": 4}) as llm:
+        together = llm.generate(prompts, params, use_tqdm=False)
+        for prompt, own, output in zip(prompts, params, together, strict=True):
+            [alone] = llm.generate([prompt], own, use_tqdm=False)
+            assert output.outputs[0].token_ids == alone.outputs[0].token_ids
+            assert output.prompt_logprobs == alone.prompt_logprobs

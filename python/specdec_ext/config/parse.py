@@ -38,6 +38,7 @@ from .validate import check_int, show, unknown_key
 
 __all__ = [
     "SpeculativeConfig",
+    "is_adaptive",
     "parse_kv_cache_config",
     "parse_scheduler_config",
     "parse_speculative_config",
@@ -51,6 +52,12 @@ SpeculativeConfig: TypeAlias = (
     | CompositeDecodingConfig
     | AutoDecodingConfig
 )
+
+
+def is_adaptive(config: SpeculativeConfig | None) -> bool:
+    """Drafts that pay are drafted; without a method these are those of a request's prediction."""
+    return config is None or config.adaptive
+
 
 # Methods that draft from a request's own state, by canonical name.
 _IN_SLOTS: Mapping[

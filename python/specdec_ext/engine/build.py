@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config.methods import DrafterConfig, UserDrafterConfig
-from ..config.parse import SpeculativeConfig
+from ..config.parse import SpeculativeConfig, is_adaptive
 from ..config.sources import AutoDecodingConfig, CompositeDecodingConfig
 from ..drafters import SlotDrafter, shipped_drafter
 from ..errors import ConfigError
@@ -209,7 +209,7 @@ class EngineBuilder:
             self.place,
             drafting_arguments(self._speculative),
             drafter=drafter,
-            adaptive=self._adaptive,
+            adaptive=is_adaptive(self._speculative),
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             synthetic_rates=() if self._speculative is None else self._speculative.synthetic_rates,
             narrow=self._narrow,
@@ -228,11 +228,6 @@ class EngineBuilder:
             release_pages=self._release_pages,
             drafting=self._user_drafting(pipeline.executor),
         )
-
-    @property
-    def _adaptive(self) -> bool:
-        """Drafts that pay; without a method these are those of a request's prediction."""
-        return self._speculative is None or self._speculative.adaptive
 
     def _user_drafting(self, executor: Any) -> UserDrafting | None:
         config = self._speculative
@@ -336,7 +331,7 @@ class EngineBuilder:
             self._scheduler,
             how,
             pages,
-            adaptive=self._adaptive,
+            adaptive=is_adaptive(self._speculative),
             enable_block_reuse=self._kv_cache.enable_block_reuse,
             host_bytes_per_second=self._host_bytes_per_second() or 0.0,
         )

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..config.parse import is_adaptive
 from ..errors import EngineError, RequestError
 from ..extras import require
 from ..request.resolve import EngineLimits, ResolvedRequest, resolve_request, stream_seed
@@ -168,8 +169,7 @@ class RequestTable:
             self._wants_logits |= params.return_generation_logits
             self._has_processors |= bool(params.logits_processors)
             if kwargs["speculative"] or kwargs["prediction"]:
-                usual = config is None or config.adaptive
-                self._wants_calibration |= usual if adaptive is None else adaptive
+                self._wants_calibration |= is_adaptive(config) if adaptive is None else adaptive
             self._wants_calibration |= self._spares_others and len(self._states) > 1
         return state
 
