@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = "cpp/backend/attention/instances.h"
 FOLDER = "cuda/attention/instances"
 
+ROW_VIEW = 32  # bytes of what a block of the Hopper family knows about a row (kRowViewBytes)
 BYTES = {"bf16": 2, "f16": 2, "e4m3": 1}
 BLOCK_KEYS = 64
 
@@ -84,7 +85,7 @@ def hopper(dtype: str, kv: str, head_dim: int, consumers: int) -> Instance:
     in_registers = head_dim <= 64 or (head_dim <= 128 and consumers <= 2)
     query = 16 if in_registers else consumers * tile
     fold = 16 if in_registers and not (widen and consumers > 1) else row_tile * head_dim * 4
-    rows = row_tile * 16
+    rows = row_tile * ROW_VIEW
     room = 227 * 1024 - query - fold - rows - 512
     if widen:
         stages = min(3, (room - 4 * load) // (2 * tile))
@@ -117,7 +118,7 @@ def hopper_fp8(dtype: str, head_dim: int, consumers: int) -> Instance:
     tile = BLOCK_KEYS * head_dim
     row_tile = 64 * consumers
     fold = row_tile * head_dim * 4
-    smem = (2 * stages + value_stages) * tile + fold + row_tile * 16
+    smem = (2 * stages + value_stages) * tile + fold + row_tile * ROW_VIEW
     smem = -(-(smem + 32 * stages + 16 * value_stages) // 1024) * 1024
     threads = 128 * (consumers + 1)
     tile_type = f"HopperFp8Tile<{head_dim}, {consumers}>"

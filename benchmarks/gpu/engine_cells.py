@@ -113,7 +113,8 @@ class TextsCell(ModelCell):
 def model_cells() -> list[ModelCell]:
     """T(1), T(27), T(84) of one request and of batches; what exact mode costs; the engine."""
     found = [
-        ModelCell(b, m) for b, m in ((1, 1), (1, 27), (1, 84), (8, 27), (8, 1), (32, 1), (32, 11))
+        ModelCell(b, m)
+        for b, m in ((1, 1), (1, 11), (1, 27), (1, 84), (8, 27), (8, 1), (32, 1), (32, 11))
     ]
     found += [ModelCell(b, m, numerics="exact") for b, m in ((1, 1), (1, 84), (8, 27))]
     modes = ((0, False), (1, False), (1, True), (0, True))

@@ -3,17 +3,19 @@
 python -m benchmarks.gpu.profile CELL...     expressions of cells' names (docs/gpu.md)
 ncu ... python -m benchmarks.gpu.profile --bare CELL...     runs them, for another profiler
 
-Kernels are launched one after another, not as a graph; one that waits for the kernel before it
-(a dependent launch) is shown with that wait. ncu runs each alone.
+A call is replayed as a CUDA graph. A kernel may begin before the one in front of it ends (a
+dependent launch): `lasts` has that wait, `adds` is from the latest end so far to the kernel's own.
+What the kernels of a call add is its time, gaps included. ncu runs each kernel alone.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,35 +24,60 @@ import torch
 from benchmarks.gpu import bench
 from benchmarks.gpu.ours import open_backend
 from benchmarks.gpu.run import Target
-from benchmarks.gpu.timing import NoTimer, Program
+from benchmarks.gpu.timing import GraphTimer, NoTimer, Program
 
 CALLS = 10
 NAME = re.compile(r"(?:void )?([\w:]+(?:<.{0,60})?)")
 
 
 @dataclass
+class Kernel:
+    """What a call's launches of one kernel take."""
+
+    launches: float  # of a call
+    lasts: float  # us, the mean launch
+    adds: float  # us
+
+
+@dataclass
 class KernelTimer:
-    """A Timer that writes down every program's kernels: name -> (launches of a call, mean us)."""
+    """A Timer that writes down every program's kernels, by name."""
 
     failures: dict[str, str] = field(default_factory=dict)
-    kernels: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    kernels: dict[str, dict[str, Kernel]] = field(default_factory=dict)
 
     def measure(self, programs: Mapping[str, Program], num_sets: int) -> dict[str, list[float]]:
+        timer = GraphTimer(launches=CALLS)
         for name, program in programs.items():
-            for index in range(3):
-                program(index % num_sets)
-            torch.cuda.synchronize()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-                for index in range(CALLS):
-                    program(index % num_sets)
+            timer.warm_up(program, num_sets)
+            graph, calls = timer.capture(program, num_sets)
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            with torch.profiler.profile(activities=activities, acc_events=True) as seen:
+                graph.replay()
                 torch.cuda.synchronize()
-            found: dict[str, list[float]] = defaultdict(list)
-            for event in seen.events():
-                found[event.name].append(event.device_time)
-            self.kernels[name] = {
-                kernel: (len(us) / CALLS, sum(us) / len(us)) for kernel, us in found.items()
-            }
+            events = [
+                (e.start_ns() / 1e3, (e.start_ns() + e.duration_ns()) / 1e3, e.name())
+                for e in seen.profiler.kineto_results.events()
+                if e.device_type() == torch.autograd.DeviceType.CUDA
+            ]
+            self.kernels[name] = by_kernel(events, calls)
         return {}
+
+
+def by_kernel(events: Sequence[tuple[float, float, str]], calls: int) -> dict[str, Kernel]:
+    """Returns what the kernels of `calls` calls take, from (begin, end, name) in us."""
+    lasts: dict[str, list[float]] = defaultdict(list)
+    adds: dict[str, float] = defaultdict(float)
+    latest: float | None = None  # of all ends so far
+    for begin, end, name in sorted(events):
+        before = begin if latest is None else latest
+        lasts[name].append(end - begin)
+        adds[name] += max(end - before, 0.0)
+        latest = max(end, before)
+    return {
+        name: Kernel(len(us) / calls, statistics.mean(us), adds[name] / len(us))
+        for name, us in lasts.items()
+    }
 
 
 def short(name: str) -> str:
@@ -64,12 +91,15 @@ def short(name: str) -> str:
 
 def show(name: str, timer: KernelTimer) -> None:
     for program, kernels in timer.kernels.items():
-        total = sum(count * us for count, us in kernels.values())
+        total = sum(kernel.launches * kernel.adds for kernel in kernels.values())
         print(f"{name} {program}: {total:.1f} us")
-        for kernel, (count, us) in sorted(
-            kernels.items(), key=lambda item: -item[1][0] * item[1][1]
-        ):
-            print(f"  {count * us:9.1f} us = {count:5.1f} x {us:8.2f}  {short(kernel)}")
+        print("    us of a call = launches x adds, each lasts")
+        ordered = sorted(kernels.items(), key=lambda item: -item[1].launches * item[1].adds)
+        for kernel, k in ordered:
+            print(
+                f"  {k.launches * k.adds:9.1f} = {k.launches:5.1f} x {k.adds:7.2f}, {k.lasts:7.2f}"
+                f"  {short(kernel)}"
+            )
     sys.stdout.flush()
 
 

@@ -54,8 +54,7 @@ __device__ __forceinline__ void mask_scores(const AttentionLaunch& launch, const
     if (r >= rows.end) continue;
     const std::int32_t token = r / launch.group;
     const std::uint64_t visible =
-        visible_slots(row_slots(launch, rows.request, token),
-                      mask_of(launch.call.step, rows.request, token), rows.request.kv_len,
+        visible_slots(row_slots(launch, rows.request, token), rows.request.kv_len,
                       launch.call.sink_tokens, first_slot) >>
         (threadIdx.x % 4 * 2);
 #pragma unroll

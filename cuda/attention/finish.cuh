@@ -69,10 +69,15 @@ struct RowFinisher {
     }
   }
 
+  // This lane's elements of a tail key.
+  __device__ __forceinline__ const Kv* place(const void* pool, std::int32_t key) const {
+    return static_cast<const Kv*>(pool) + shared->offsets[key] + lane * kVec;
+  }
+
   __device__ __forceinline__ void load(const void* pool, std::int32_t key,
                                        float (&to)[kVec]) const {
     if (active) {
-      load_floats(static_cast<const Kv*>(pool) + shared->offsets[key] + lane * kVec, to);
+      load_floats(place(pool, key), to);
     } else {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) to[e] = 0.0f;
@@ -101,7 +106,10 @@ struct RowFinisher {
       float key[kKeyBatches * kBatch][kVec];
 #pragma unroll
       for (int i = 0; i < kKeyBatches * kBatch; ++i) {
-        load(launch.k, min(first + i, num_keys - 1), key[i]);
+        const std::int32_t at = min(first + i, num_keys - 1);
+        load(launch.k, at, key[i]);
+        // Values are wanted behind the wait.
+        if (kHeads == 1 && active) gpu::prefetch_l2(place(launch.v, at));
       }
 #pragma unroll
       for (int b = 0; b < kKeyBatches; ++b) {
@@ -348,13 +356,17 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
       good ? finisher.find_states(request, token * launch.group + h) : StatesOfHeads<kHeads>{};
 
   gpu::grid_dependency_wait();
-  gpu::launch_dependents();
   std::uint32_t flags = known ? launch.work.request_flags[b] : 0u;
   if (!path && flags == 0) flags = kStatusBadTree;
   good = good && flags == 0;
   if (good) {
     finisher.fold_states(states);
     if (num_tail > 0) finisher.sum_tail(num_tail);
+  }
+  // Not earlier: a product that begins asks for megabytes of weights, and rounds of loads behind
+  // them, of states and then of the tail's values, take many times as long.
+  gpu::launch_dependents();
+  if (good) {
     if (finisher.write(out, head)) flags |= kStatusNaN;
   } else {
     const std::uint32_t zeros[kVec / 2] = {};

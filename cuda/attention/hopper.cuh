@@ -13,7 +13,7 @@
 //             0   K, 6 stages of 64 keys x 256: two boxes of 64 columns, 128-byte swizzle
 //         98304   V, likewise
 //        196608   queries, e4m3 ring, folded sums: nothing here
-//        196896   what each row sees, 16 x row_tile; then the barriers, 40 per stage
+//        196896   what each row sees, 32 x row_tile; then the barriers, 40 per stage
 //         K = 256 and 3 consumers have queries (16 or 32 KB) and sums (32 or 64 KB) of each
 //         consumer there and 2 stages; e4m3 3 stages and a ring of 4 or 5 of 64 keys x K bytes
 // order   per 64 keys and consumer (hopper_consumer.cuh): S = Q K^T is issued, then O += P V of the

@@ -112,17 +112,31 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
 #pragma unroll
       for (int row = 0; row < 2; ++row) {
         const std::int32_t at = warp_row + lane / 4 + 8 * row;
-        if (rows.exists(at, launch.group)) {
-          const std::int64_t state =
-              static_cast<std::int64_t>(slot) * Tile::kRowTile + consumer * 64 + at;
-          if (lane % 4 == 0) {
-            reinterpret_cast<float2*>(work.state_ml)[state] =
-                make_float2(m_folded[row], l_folded[row]);
-          }
-          float2* to = reinterpret_cast<float2*>(work.state_o + state * Tile::kDim) + lane % 4;
+        const bool exists = rows.exists(at, launch.group);
+        const std::int64_t state =
+            static_cast<std::int64_t>(slot) * Tile::kRowTile + consumer * 64 + at;
+        if (exists && lane % 4 == 0) {
+          reinterpret_cast<float2*>(work.state_ml)[state] =
+              make_float2(m_folded[row], l_folded[row]);
+        }
+        // A thread has two numbers of every 8. It gives a neighbour its two of one 8 for the
+        // neighbour's of another: four in a row are one store.
+        const bool odd = lane % 2 != 0;
+        float* to = work.state_o + state * Tile::kDim + (odd ? 8 : 0) + lane / 2 % 2 * 4;
 #pragma unroll
-          for (int n = 0; n < kColumns / 2; ++n) {
-            to[4 * n] = make_float2(folded[4 * n + 2 * row], folded[4 * n + 2 * row + 1]);
+        for (int n = 0; n < kColumns / 2; n += 2) {
+          float2 own[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            own[i] = make_float2(folded[4 * (n + i) + 2 * row], folded[4 * (n + i) + 2 * row + 1]);
+          }
+          const float2 kept = odd ? own[1] : own[0], given = odd ? own[0] : own[1];
+          const float2 got = make_float2(__shfl_xor_sync(kAllLanes, given.x, 1),
+                                         __shfl_xor_sync(kAllLanes, given.y, 1));
+          if (exists) {
+            *reinterpret_cast<float4*>(to + 8 * n) =
+                odd ? make_float4(got.x, got.y, kept.x, kept.y)
+                    : make_float4(kept.x, kept.y, got.x, got.y);
           }
         }
         m_folded[row] = empty_max(), l_folded[row] = 0.0f;

@@ -30,7 +30,6 @@ struct HopperFp8Tile {
   static constexpr int kQueryBytes = 16;  // queries live in registers
   static constexpr bool kFoldInRegisters = false;
   static constexpr int kFoldBytes = kRowTile * kDim * 4;
-  static constexpr int kRowBytes = 16;
 
   static constexpr bool kHandsOver = kConsumers > 1;
   static constexpr int kConsumerRegisters = 224;

@@ -26,6 +26,10 @@ namespace specdec::attention::hopper {
 template <class Tile>
 inline constexpr int kTurningWarps = 4 * Tile::kLoaders - 1;
 
+// Tiles that a block asks for before the queries are there. With a ring full of them the queries,
+// which come by the same way, would be the last to arrive.
+inline constexpr std::int32_t kTilesAhead = 3;
+
 // A position in a ring of stages and the parity of how often the ring was walked.
 template <int kStages>
 struct Cursor {
@@ -99,6 +103,7 @@ __device__ __forceinline__ void load_tiles(const AttentionLaunch& launch,
   const int column = lane / boxes_down;
   const int offset = (column * kBlockKeys + row * box_keys) * Tile::kLoadRowBytes;
   Cursor<kStages> at;
+  std::int32_t ahead = kTilesAhead;
   for (std::int32_t u = work.block_begin[blockIdx.x]; u < work.block_begin[blockIdx.x + 1]; ++u) {
     const Unit unit = work.units[u];
     const Job job = work.jobs[unit.job];
@@ -107,7 +112,7 @@ __device__ __forceinline__ void load_tiles(const AttentionLaunch& launch,
     PageWindow pages(launch, job.request, keys);
     for (std::int32_t block = keys.first_block(); block < keys.end_block(); ++block) {
       // For the step's own K and V, which the kernel before may append.
-      gpu::grid_dependency_wait_if((block + 1) * kBlockKeys > kv_len);
+      gpu::grid_dependency_wait_if((block + 1) * kBlockKeys > kv_len || ahead-- == 0);
       const std::int32_t key = block * kBlockKeys + row * box_keys;
       const std::int32_t page = pages.id(key >> launch.page_shift);
       const std::int32_t in_page = key & (page_size - 1);

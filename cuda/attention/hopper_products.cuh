@@ -46,14 +46,21 @@ class Queries<T, Tile, true> {
       const std::int32_t token = (rows.first_row + row) / launch.group;
       const std::int32_t head = rows.kv_head * launch.group + (rows.first_row + row) % launch.group;
       const T* q = static_cast<const T*>(call.q) +
-                   (rows.request.first_row + token) * call.q_row_stride + head * Tile::kDim +
-                   2 * (lane % 4);
+                   (rows.request.first_row + token) * call.q_row_stride + head * Tile::kDim;
+      constexpr int kVectors = Tile::kDim / 8;
+      // The four lanes of a row bring vectors of 8 columns; word i of each is lane i's.
 #pragma unroll
-      for (int step = 0; step < Tile::kDim / 16; ++step) {
-        fragments_[step][half] =
-            exists ? *reinterpret_cast<const std::uint32_t*>(q + 16 * step) : 0;
-        fragments_[step][half + 2] =
-            exists ? *reinterpret_cast<const std::uint32_t*>(q + 16 * step + 8) : 0;
+      for (int first = 0; first < kVectors; first += 4) {
+        uint4 vector = make_uint4(0, 0, 0, 0);
+        if (exists && first + lane % 4 < kVectors) {
+          vector = reinterpret_cast<const uint4*>(q)[first + lane % 4];
+        }
+        std::uint32_t words[4] = {vector.x, vector.y, vector.z, vector.w};
+        gpu::quad_transpose(words);
+#pragma unroll
+        for (int i = 0; i < 4 && first + i < kVectors; ++i) {
+          fragments_[(first + i) / 2][half + (first + i) % 2 * 2] = words[i];
+        }
       }
     }
   }

@@ -60,17 +60,9 @@ struct JobRows {
   }
 };
 
-// What one row sees, where all lanes of its warp can read it: RowSlots in one vector.
-struct alignas(16) RowView {
-  std::int32_t begin, end;
-  std::int16_t tree_begin, tree_sinks;
-  std::int32_t mask_row;  // of the step; -1: no tree
-
-  __device__ __forceinline__ RowSlots slots() const {
-    return {begin, end, tree_begin, tree_sinks, mask_row >= 0};
-  }
-};
-static_assert(sizeof(RowView) == HopperTile<64, 1>::kRowBytes);
+// What one row sees, where all lanes of its warp can read it.
+struct alignas(16) RowView : RowSlots {};
+static_assert(sizeof(RowView) == kRowViewBytes);
 
 // The slots that all 16 rows of a warp see.
 struct CommonSlots {
@@ -81,15 +73,12 @@ struct CommonSlots {
 __device__ __forceinline__ CommonSlots view_rows(const AttentionLaunch& launch, const JobRows& rows,
                                                  int warp_row, RowView* views) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  RowView view = {0, INT32_MAX, 0, 0, -1};  // rows that do not exist may see anything
+  RowView view = {{0, INT32_MAX, {}}};  // rows that do not exist may see anything
   __syncwarp();
   if (lane < 16) {
     if (rows.exists(warp_row + lane, launch.group)) {
       const std::int32_t token = (rows.first_row + warp_row + lane) / launch.group;
-      const RowSlots slots = row_slots(launch, rows.request, token);
-      view = {slots.begin, slots.end, static_cast<std::int16_t>(slots.tree_begin),
-              static_cast<std::int16_t>(slots.tree_sinks),
-              slots.tree ? rows.request.first_row + token : -1};
+      view = {row_slots(launch, rows.request, token)};
     }
     views[lane] = view;
   }
@@ -104,11 +93,8 @@ __device__ __forceinline__ void mask_scores(const AttentionLaunch& launch, std::
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const RowView view = views[lane / 4 + 8 * row];
-    const std::int64_t mask_row = max(view.mask_row, 0);  // without a tree it is not read
-    const std::uint32_t* mask = launch.call.step.mask + mask_row * kMaskWords;
     const std::uint64_t visible =
-        visible_slots(view.slots(), mask, kv_len, launch.call.sink_tokens, first_slot) >>
+        visible_slots(views[lane / 4 + 8 * row], kv_len, launch.call.sink_tokens, first_slot) >>
         (2 * (lane % 4));
 #pragma unroll
     for (int n = 0; n < kBlockKeys / 8; ++n) {

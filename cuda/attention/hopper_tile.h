@@ -24,6 +24,9 @@ constexpr int producer_registers() {
   return kEach;
 }
 
+// What a consumer knows about one of its rows (RowView).
+inline constexpr int kRowViewBytes = 32;
+
 // kE4m3: K and V lie in memory as e4m3 and are widened to the queries' 16-bit type on the way.
 template <int kHeadDim, int kConsumerGroups, bool kE4m3 = false>
 struct HopperTile {
@@ -57,7 +60,6 @@ struct HopperTile {
   // registers too.
   static constexpr bool kFoldInRegisters = kQueriesInRegisters && !(kWiden && kConsumers > 1);
   static constexpr int kFoldBytes = kFoldInRegisters ? 16 : kRowTile * kDim * 4;
-  static constexpr int kRowBytes = 16;
 
   // Each of two warpgroups has what it needs, and nothing is handed over. Few columns leave
   // registers over, and a producer of 24 would spill there.
@@ -72,7 +74,8 @@ struct HopperTile {
   // Stages of 16-bit tiles and, if widened, of e4m3 tiles. A stage is K and V of 64 keys. Six of 32
   // KB cover the latency of memory at full rate several times over.
   static constexpr int kSharedLimit = 227 * 1024;
-  static constexpr int kRoom = kSharedLimit - kQueryBytes - kFoldBytes - kRowTile * kRowBytes - 512;
+  static constexpr int kRoom =
+      kSharedLimit - kQueryBytes - kFoldBytes - kRowTile * kRowViewBytes - 512;
   static constexpr int at_most(int n, int limit) { return n < limit ? n : limit; }
   static constexpr int kStages = kWiden ? at_most((kRoom - 4 * kLoadBytes) / (2 * kTileBytes), 3)
                                         : at_most(kRoom / (2 * kTileBytes), 6);
@@ -102,7 +105,7 @@ struct HopperShared {
   alignas(128) unsigned char raw_k[kRawKeyStages][kRawKeys ? Tile::kLoadBytes : 16];
   alignas(128) unsigned char raw_v[kRawValueStages][kRawValues ? Tile::kLoadBytes : 16];
   alignas(16) unsigned char fold[Tile::kFoldBytes];
-  alignas(16) unsigned char rows[Tile::kRowTile * Tile::kRowBytes];
+  alignas(16) unsigned char rows[Tile::kRowTile * kRowViewBytes];
   HopperRing<Tile::kStages> k_ready;
   HopperRing<Tile::kValueStages> v_ready;
   HopperRing<kRawKeyStages> k_raw;

@@ -36,26 +36,33 @@ __device__ __forceinline__ const std::uint32_t* mask_of(const StepView& step,
   return step.mask + (request.first_row + token) * std::int64_t{kMaskWords};
 }
 
-// The slots that a row sees: [begin, end), sink tokens in front of `begin`, and with `tree` those
-// slots kv_len + j, j >= tree_begin or j < tree_sinks, whose bit j is set in the row's mask.
+// The slots that a row sees: [begin, end), sink tokens in front of `begin`, and slots kv_len + j
+// whose bit j is set in `drafts`: of a tree, its ancestors within the window.
 struct RowSlots {
   std::int32_t begin, end;
-  std::int32_t tree_begin, tree_sinks;
-  bool tree;
+  std::uint64_t drafts[2];
 };
+static_assert(kMaskWords == 4, "as many bits");
+
+// Bits [begin, end) of 64, either bound anywhere.
+__device__ __forceinline__ std::uint64_t bit_range(std::int32_t begin, std::int32_t end) {
+  const std::uint64_t below_end = end >= 64 ? ~0ull : end <= 0 ? 0ull : (1ull << end) - 1;
+  const std::uint64_t below_begin = begin >= 64 ? ~0ull : begin <= 0 ? 0ull : (1ull << begin) - 1;
+  return below_end & ~below_begin;
+}
 
 // The number of the `index`-th set bit of a mask row (from 0); there must be one.
-__device__ __forceinline__ std::int32_t nth_ancestor(const std::uint32_t* mask,
+__device__ __forceinline__ std::int32_t nth_ancestor(const std::uint64_t (&mask)[2],
                                                      std::int32_t index) {
-  for (std::int32_t word = 0; word < kMaskWords; ++word) {
-    std::uint32_t bits = mask[word];
-    const std::int32_t count = __popc(bits);
+  for (std::int32_t half = 0; half < 2; ++half) {
+    std::uint64_t bits = mask[half];
+    const std::int32_t count = __popcll(bits);
     if (index >= count) {
       index -= count;
       continue;
     }
     while (index-- > 0) bits &= bits - 1;
-    return word * 32 + __ffs(static_cast<int>(bits)) - 1;
+    return half * 64 + __ffsll(static_cast<long long>(bits)) - 1;
   }
   return kMaxStepTokens;
 }
@@ -88,48 +95,42 @@ __device__ __forceinline__ RowSlots row_slots(const AttentionLaunch& launch,
       request.tree ? tree_position(call.step, request, row) : request.kv_len + token;
   if (call.exact) {
     const RowKeys keys = row_keys(launch, position);
-    return {keys.main_begin, keys.main_end, 0, 0, false};
+    return {keys.main_begin, keys.main_end, {}};
   }
   const std::int32_t begin =
       first_visible(position, call.sliding_window, call.sink_tokens, call.first_key);
-  if (!request.tree) return {begin, position + 1, 0, 0, false};
-  RowSlots slots = {begin, request.kv_len, 0, 0, true};
+  if (!request.tree) return {begin, position + 1, {}};
+  const std::uint32_t* mask = mask_of(call.step, request, token);
+  RowSlots slots = {begin, request.kv_len, {}};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    slots.drafts[half] = mask[2 * half] | static_cast<std::uint64_t>(mask[2 * half + 1]) << 32;
+  }
   if (begin > request.kv_len) {
     // Ancestors ascend in depth, so that a window cuts off the first of them; but of a text that is
     // shorter than its sink tokens the very first are some.
-    const std::uint32_t* mask = mask_of(call.step, request, token);
-    slots.tree_begin = nth_ancestor(mask, begin - request.kv_len);
     const std::int32_t sinks = call.sink_tokens - request.kv_len;
-    if (sinks > 0) slots.tree_sinks = nth_ancestor(mask, sinks);
+    const std::int32_t hidden_begin = sinks > 0 ? nth_ancestor(slots.drafts, sinks) : 0;
+    const std::int32_t hidden_end = nth_ancestor(slots.drafts, begin - request.kv_len);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      slots.drafts[half] &= ~bit_range(hidden_begin - half * 64, hidden_end - half * 64);
+    }
   }
   return slots;
 }
 
-// Bits [begin, end) of 64, either bound anywhere.
-__device__ __forceinline__ std::uint64_t bit_range(std::int32_t begin, std::int32_t end) {
-  const std::uint64_t below_end = end >= 64 ? ~0ull : end <= 0 ? 0ull : (1ull << end) - 1;
-  const std::uint64_t below_begin = begin >= 64 ? ~0ull : begin <= 0 ? 0ull : (1ull << begin) - 1;
-  return below_end & ~below_begin;
-}
-
-// Bit i: may the row see slot first_slot + i? `mask` is the row's, read only if slots.tree.
-__device__ __forceinline__ std::uint64_t visible_slots(const RowSlots& slots,
-                                                       const std::uint32_t* mask,
-                                                       std::int32_t kv_len,
+// Bit i: may the row see slot first_slot + i?
+__device__ __forceinline__ std::uint64_t visible_slots(const RowSlots& slots, std::int32_t kv_len,
                                                        std::int32_t sink_tokens,
                                                        std::int32_t first_slot) {
   std::uint64_t visible = bit_range(slots.begin - first_slot, slots.end - first_slot);
   if (slots.begin > 0) visible |= bit_range(0, min(sink_tokens, slots.end) - first_slot);
-  if (!slots.tree) return visible;
-  const std::int32_t shift = kv_len - first_slot;  // of draft 0 in this block
 #pragma unroll
-  for (std::int32_t word = 0; word < kMaskWords; ++word) {
-    const std::int32_t at = shift + word * 32;
-    if (at <= -32 || at >= 64) continue;
-    const std::uint64_t hidden =
-        bit_range(slots.tree_sinks - word * 32, slots.tree_begin - word * 32);
-    const std::uint64_t bits = mask[word] & ~static_cast<std::uint32_t>(hidden);
-    visible |= at >= 0 ? bits << at : bits >> -at;
+  for (int half = 0; half < 2; ++half) {
+    const std::int32_t at = kv_len + half * 64 - first_slot;  // of its first bit in this block
+    if (at >= 0 && at < 64) visible |= slots.drafts[half] << at;
+    if (at < 0 && at > -64) visible |= slots.drafts[half] >> -at;
   }
   return visible;
 }

@@ -56,6 +56,11 @@ __device__ __forceinline__ std::uint64_t l2_evict_first() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   return policy;
 }
+// Has L2 fetch what lies at an address, for a later load. It reads no value, so it needs no wait
+// for whoever may still write there.
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -253,6 +258,20 @@ __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
   return x;
+}
+// Word i of a lane and word j of the lane j - i further on in its quad change places.
+__device__ __forceinline__ void quad_transpose(std::uint32_t (&w)[4]) {
+  const unsigned lane = threadIdx.x;
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (lane & static_cast<unsigned>(step)) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      const std::uint32_t got = __shfl_xor_sync(kAllLanes, upper ? w[i] : w[i + step], step);
+      (upper ? w[i] : w[i + step]) = got;
+    }
+  }
 }
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(kAllLanes, x, 1);

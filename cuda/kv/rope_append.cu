@@ -8,8 +8,9 @@
 //           shared memory, 8 x 32 floats a warp, element e of the team at [e % 8][lane of e], which
 //           is free of bank conflicts for writing and reading.
 // Bytes     R * (2 H + G) * K * size + R * G * K * (size + 2 stored) + tables, each once.
-// Limit     few rows: launch, cu_rows, position, table row, in turn. Many rows: the bytes, with the
-//           issue of about 200 instructions per 8 elements and lane close behind.
+// Limit     few rows: launch, then position and table row, or cu_rows, length and page, in turn.
+//           Many rows: the bytes, with the issue of about 200 instructions per 8 elements and lane
+//           close behind.
 // A head's arithmetic depends on its row's numbers alone: not on the grid or on other rows.
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"
@@ -24,6 +25,7 @@ constexpr int kRopeThreads = 128;
 
 struct RopeAlignment {
   bool q, k, v, q_out, pages, q_norm, k_norm;
+  bool tables;  // and a lane's pairs lie side by side
 };
 
 // A lane's 8 elements of a head, [at, at + 8), and what rotates them.
@@ -39,9 +41,19 @@ __device__ __forceinline__ int partner_of(const RopeAppendKvParams& p, int e) {
 }
 
 __device__ __forceinline__ LaneRotation load_rotation(const RopeAppendKvParams& p,
-                                                      std::int32_t position, int at) {
+                                                      std::int32_t position, int at, bool aligned) {
   LaneRotation r;
   const std::int64_t row = position * p.rope_row_stride;
+  if (aligned) {
+    if (at >= p.rotary_dim) return r;
+    const int half = p.rotary_dim / 2;
+    const std::int64_t pair = row + (at < half ? at : at - half);
+    load_floats(p.cos + pair, true, r.cos);
+    load_floats(p.sin + pair, true, r.sin);
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) r.sin[i] = at < half ? -r.sin[i] : r.sin[i];
+    return r;
+  }
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {
     const int e = at + i;
@@ -77,41 +89,48 @@ __global__ void __launch_bounds__(kRopeThreads)
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const int row = static_cast<int>(blockIdx.x);
-  const RowPlace place = find_row(p.step, p.cache, row);
-  if (place.request == p.step.num_requests) return;
-  const std::int32_t position = p.rotary_dim > 0 ? p.step.positions[row] : 0;
-  const bool inside = p.rotary_dim == 0 || (position >= 0 && position < p.max_positions);
-  if (threadIdx.x == 0 && blockIdx.y == 0) {
-    report(p.exec.status, place.request, place.flags | (inside ? 0u : kStatusBadLength));
-  }
-
   constexpr int kTeamsPerWarp = 32 / kTeam;
   const int warp = static_cast<int>(threadIdx.x / 32), lane = lane_id();
   const int at = lane % kTeam * kLaneElements;  // first element of the lane
   const bool owns = at < p.cache.head_dim;
-  float* exchange = gpu::dynamic_shared<float>() + warp * kLaneElements * 32;
-  LaneRotation rotation;
-  if (inside) rotation = load_rotation(p, position, at);
-
   const int kv_heads = p.cache.num_kv_heads;
   const int heads = p.num_heads + 2 * kv_heads;
-  const int warps = static_cast<int>(gridDim.y) * (kRopeThreads / 32);
+  // A lane's elements of a head, in front of all rotations.
+  const auto load_head = [&](int head, float (&x)[kLaneElements]) {
+    if (!owns || head >= heads) return;
+    const bool is_q = head < p.num_heads, is_k = !is_q && head < p.num_heads + kv_heads;
+    const int own_head = is_q ? head : (is_k ? head - p.num_heads : head - p.num_heads - kv_heads);
+    const void* from = is_q ? p.q : (is_k ? p.k : p.v);
+    const std::int64_t stride = is_q ? p.q_row_stride : (is_k ? p.k_row_stride : p.v_row_stride);
+    load_floats(from, p.dtype, row * stride + own_head * std::int64_t{p.cache.head_dim} + at,
+                is_q ? aligned.q : (is_k ? aligned.k : aligned.v), x);
+  };
+  // Loads that wait for no other one come first: few rows take the time of loads in turn.
+  const int turn = static_cast<int>(gridDim.y) * (kRopeThreads / 32) * kTeamsPerWarp;
+  int first = (static_cast<int>(blockIdx.y) * (kRopeThreads / 32) + warp) * kTeamsPerWarp;
+  float x[kLaneElements] = {};
+  load_head(first + lane / kTeam, x);
+  const std::int32_t position = p.rotary_dim > 0 ? p.step.positions[row] : 0;
+  const bool inside = p.rotary_dim == 0 || (position >= 0 && position < p.max_positions);
+  LaneRotation rotation;
+  if (inside) rotation = load_rotation(p, position, at, aligned.tables);
+  const RowPlace place = find_row(p.step, p.cache, row);
+  if (place.request == p.step.num_requests) return;
+  if (threadIdx.x == 0 && blockIdx.y == 0) {
+    report(p.exec.status, place.request, place.flags | (inside ? 0u : kStatusBadLength));
+  }
+
+  float* exchange = gpu::dynamic_shared<float>() + warp * kLaneElements * 32;
   // All lanes of a warp make the same turns: they meet at the exchange.
-  for (int first = (static_cast<int>(blockIdx.y) * (kRopeThreads / 32) + warp) * kTeamsPerWarp;
-       first < heads; first += warps * kTeamsPerWarp) {
+  for (; first < heads; first += turn, load_head(first + lane / kTeam, x)) {
     const int head = first + lane / kTeam;
     const bool is_q = head < p.num_heads, is_k = !is_q && head < p.num_heads + kv_heads;
     const bool active = owns && head < heads;
     // The head within q, k or v.
     const int own_head = is_q ? head : (is_k ? head - p.num_heads : head - p.num_heads - kv_heads);
     const std::int64_t column = own_head * std::int64_t{p.cache.head_dim} + at;
-    float x[kLaneElements] = {};
-    if (active && inside) {
-      const void* from = is_q ? p.q : (is_k ? p.k : p.v);
-      const std::int64_t stride = is_q ? p.q_row_stride : (is_k ? p.k_row_stride : p.v_row_stride);
-      load_floats(from, p.dtype, row * stride + column,
-                  is_q ? aligned.q : (is_k ? aligned.k : aligned.v), x);
-    }
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i) x[i] = inside ? x[i] : 0.0f;
     if (inside && (p.q_norm != nullptr || p.k_norm != nullptr)) {
       const void* weight = is_q ? p.q_norm : (is_k ? p.k_norm : nullptr);
       normalise<kTeam>(p, weight, is_q ? aligned.q_norm : aligned.k_norm, at, x);
@@ -165,7 +184,10 @@ void rope_append_kv(const RopeAppendKvParams& p) {
                                  aligned_for_lanes(p.q_out, p.dtype, p.q_out_row_stride),
                                  aligned_pages(p.cache),
                                  aligned_for_lanes(p.q_norm, p.norm_dtype),
-                                 aligned_for_lanes(p.k_norm, p.norm_dtype)};
+                                 aligned_for_lanes(p.k_norm, p.norm_dtype),
+                                 !p.interleaved && p.rotary_dim % (2 * kLaneElements) == 0 &&
+                                     aligned_for_lanes(p.cos, DType::kF32, p.rope_row_stride) &&
+                                     aligned_for_lanes(p.sin, DType::kF32, p.rope_row_stride)};
   const int team = p.cache.head_dim <= 64 ? 8 : (p.cache.head_dim <= 128 ? 16 : 32);
   auto* kernel = team == 8    ? rope_append_kernel<8>
                  : team == 16 ? rope_append_kernel<16>

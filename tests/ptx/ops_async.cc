@@ -182,6 +182,9 @@ void tensor_copy(Warp& w, const Op& o) {
 void policy(Warp& w, const Op& o) {
   lanes_of(w.active, [&](unsigned l) { w.at<std::uint64_t>(o.x[0])[l] = o.detail; });
 }
+void prefetch(Warp& w, const Op& o) {
+  lanes_of(w.active, [&](unsigned l) { w.block->global_at(address(w, o, 0, 0, l), 1, false); });
+}
 void prefetch_map(Warp& w, const Op& o) {
   lanes_of(w.active, [&](unsigned l) {
     const std::uint64_t map = address(w, o, 0, 0, l);
@@ -201,6 +204,7 @@ void add_async(Table& t) {
   put(t, "cp.async.wait_group", {cp_async_wait, "n"});
   put(t, "createpolicy.fractional.L2::evict_normal.b64", {policy, "x", 8, false, 1});
   put(t, "createpolicy.fractional.L2::evict_first.b64", {policy, "x", 8, false, 2});
+  put(t, "prefetch.global.L2", {prefetch, "m"});
   put(t, "prefetch.tensormap", {prefetch_map, "m"});
   put(t, "mbarrier.init.shared::cta.b64", {mbarrier_init, "mw"});
   put(t, "mbarrier.arrive.shared::cta.b64", {mbarrier_arrive<false>, "xm"});

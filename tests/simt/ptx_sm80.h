@@ -24,6 +24,7 @@ inline void cp_async_16(void* dst, const void* src, bool valid = true, SIMT_HERE
 }
 inline uint64_t l2_evict_normal() { return 0; }
 inline uint64_t l2_evict_first() { return 0; }
+inline void prefetch_l2(const void*) {}
 inline void cp_async_commit() { simt::cp_async_commit(); }
 template <int kPending>
 void cp_async_wait() {

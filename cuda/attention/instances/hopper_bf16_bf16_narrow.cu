@@ -18,13 +18,13 @@ static_assert(HopperTile<96, 1, false>::kRowTile == 64);
 static_assert(HopperTile<96, 1, false>::kThreads == 256);
 static_assert(HopperTile<96, 2, false>::kRowTile == 128);
 static_assert(HopperTile<96, 2, false>::kThreads == 384);
-static_assert(hopper_shared_bytes<HopperTile<64, 1, false>>() == 100352);
-static_assert(hopper_shared_bytes<HopperTile<64, 2, false>>() == 101376);
-static_assert(hopper_shared_bytes<HopperTile<64, 3, false>>() == 102400);
-static_assert(hopper_shared_bytes<HopperTile<80, 1, false>>() == 198656);
-static_assert(hopper_shared_bytes<HopperTile<80, 2, false>>() == 199680);
-static_assert(hopper_shared_bytes<HopperTile<96, 1, false>>() == 198656);
-static_assert(hopper_shared_bytes<HopperTile<96, 2, false>>() == 199680);
+static_assert(hopper_shared_bytes<HopperTile<64, 1, false>>() == 101376);
+static_assert(hopper_shared_bytes<HopperTile<64, 2, false>>() == 103424);
+static_assert(hopper_shared_bytes<HopperTile<64, 3, false>>() == 105472);
+static_assert(hopper_shared_bytes<HopperTile<80, 1, false>>() == 199680);
+static_assert(hopper_shared_bytes<HopperTile<80, 2, false>>() == 201728);
+static_assert(hopper_shared_bytes<HopperTile<96, 1, false>>() == 199680);
+static_assert(hopper_shared_bytes<HopperTile<96, 2, false>>() == 201728);
 
 void hopper_bf16_bf16_k64_r64(const AttentionLaunch& launch) {
   launch_hopper<__nv_bfloat16, HopperTile<64, 1, false>>(launch);

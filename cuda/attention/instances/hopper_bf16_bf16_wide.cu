@@ -6,7 +6,7 @@ namespace specdec::attention {
 
 static_assert(HopperTile<256, 1, false>::kRowTile == 64);
 static_assert(HopperTile<256, 1, false>::kThreads == 256);
-static_assert(hopper_shared_bytes<HopperTile<256, 1, false>>() == 231424);
+static_assert(hopper_shared_bytes<HopperTile<256, 1, false>>() == 232448);
 
 void hopper_bf16_bf16_k256_r64(const AttentionLaunch& launch) {
   launch_hopper<__nv_bfloat16, HopperTile<256, 1, false>>(launch);

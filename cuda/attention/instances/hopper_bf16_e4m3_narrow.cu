@@ -12,10 +12,10 @@ static_assert(HopperTile<80, 1, true>::kRowTile == 64);
 static_assert(HopperTile<80, 1, true>::kThreads == 384);
 static_assert(HopperTile<96, 1, true>::kRowTile == 64);
 static_assert(HopperTile<96, 1, true>::kThreads == 384);
-static_assert(hopper_shared_bytes<HopperTile<64, 1, true>>() == 92160);
-static_assert(hopper_shared_bytes<HopperTile<64, 2, true>>() == 125952);
-static_assert(hopper_shared_bytes<HopperTile<80, 1, true>>() == 151552);
-static_assert(hopper_shared_bytes<HopperTile<96, 1, true>>() == 161792);
+static_assert(hopper_shared_bytes<HopperTile<64, 1, true>>() == 93184);
+static_assert(hopper_shared_bytes<HopperTile<64, 2, true>>() == 128000);
+static_assert(hopper_shared_bytes<HopperTile<80, 1, true>>() == 152576);
+static_assert(hopper_shared_bytes<HopperTile<96, 1, true>>() == 162816);
 
 void hopper_bf16_e4m3_k64_r64(const AttentionLaunch& launch) {
   launch_hopper<__nv_bfloat16, HopperTile<64, 1, true>>(launch);

@@ -8,8 +8,8 @@ static_assert(HopperFp8Tile<128, 1>::kRowTile == 64);
 static_assert(HopperFp8Tile<128, 1>::kThreads == 256);
 static_assert(HopperFp8Tile<128, 2>::kRowTile == 128);
 static_assert(HopperFp8Tile<128, 2>::kThreads == 384);
-static_assert(hopper_shared_bytes<HopperFp8Tile<128, 1>>() == 165888);
-static_assert(hopper_shared_bytes<HopperFp8Tile<128, 2>>() == 199680);
+static_assert(hopper_shared_bytes<HopperFp8Tile<128, 1>>() == 166912);
+static_assert(hopper_shared_bytes<HopperFp8Tile<128, 2>>() == 201728);
 
 void hopper_f16_e4m3_k128_r64_fp8(const AttentionLaunch& launch) {
   launch_hopper<__half, HopperFp8Tile<128, 1>>(launch);

@@ -8,8 +8,8 @@ static_assert(HopperTile<128, 1, true>::kRowTile == 64);
 static_assert(HopperTile<128, 1, true>::kThreads == 384);
 static_assert(HopperTile<128, 2, true>::kRowTile == 128);
 static_assert(HopperTile<128, 2, true>::kThreads == 512);
-static_assert(hopper_shared_bytes<HopperTile<128, 1, true>>() == 182272);
-static_assert(hopper_shared_bytes<HopperTile<128, 2, true>>() == 232448);
+static_assert(hopper_shared_bytes<HopperTile<128, 1, true>>() == 183296);
+static_assert(hopper_shared_bytes<HopperTile<128, 2, true>>() == 218112);
 
 void hopper_f16_e4m3_k128_r64(const AttentionLaunch& launch) {
   launch_hopper<__half, HopperTile<128, 1, true>>(launch);

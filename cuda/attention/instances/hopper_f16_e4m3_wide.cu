@@ -6,7 +6,7 @@ namespace specdec::attention {
 
 static_assert(HopperTile<256, 1, true>::kRowTile == 64);
 static_assert(HopperTile<256, 1, true>::kThreads == 384);
-static_assert(hopper_shared_bytes<HopperTile<256, 1, true>>() == 231424);
+static_assert(hopper_shared_bytes<HopperTile<256, 1, true>>() == 232448);
 
 void hopper_f16_e4m3_k256_r64(const AttentionLaunch& launch) {
   launch_hopper<__half, HopperTile<256, 1, true>>(launch);

@@ -10,9 +10,9 @@ static_assert(HopperTile<128, 2, false>::kRowTile == 128);
 static_assert(HopperTile<128, 2, false>::kThreads == 384);
 static_assert(HopperTile<128, 3, false>::kRowTile == 192);
 static_assert(HopperTile<128, 3, false>::kThreads == 512);
-static_assert(hopper_shared_bytes<HopperTile<128, 1, false>>() == 198656);
-static_assert(hopper_shared_bytes<HopperTile<128, 2, false>>() == 199680);
-static_assert(hopper_shared_bytes<HopperTile<128, 3, false>>() == 217088);
+static_assert(hopper_shared_bytes<HopperTile<128, 1, false>>() == 199680);
+static_assert(hopper_shared_bytes<HopperTile<128, 2, false>>() == 201728);
+static_assert(hopper_shared_bytes<HopperTile<128, 3, false>>() == 220160);
 
 void hopper_f16_f16_k128_r64(const AttentionLaunch& launch) {
   launch_hopper<__half, HopperTile<128, 1, false>>(launch);

@@ -128,6 +128,11 @@ class SpeculationOptions(_Config):
         @property
         def max_draft_path_len(self) -> int: ...
 
+    @property
+    def deepest_draft(self) -> int:
+        """Levels of the tree that a step verifies, at most; of a chain its drafts."""
+        return self.max_draft_path_len
+
     def _check_options(self) -> None:
         """Called when the method's own fields are valid. Raises ConfigError."""
         where = f"{type(self).__name__}."

@@ -97,5 +97,11 @@ class LookaheadDecodingConfig(SpeculationOptions):
         return self.max_ngram_size - 1
 
     @property
+    def deepest_draft(self) -> int:
+        """Levels of the tree of a step: the last window row hangs under the rows above it."""
+        w, n, _ = self.triple
+        return 0 if n == 1 else max(w + n - 3, n - 1)
+
+    @property
     def is_plain(self) -> bool:
         return self.triple == (1, 1, 0)

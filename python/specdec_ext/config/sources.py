@@ -95,6 +95,11 @@ class CompositeDecodingConfig(SpeculationOptions):
         """Drafts on one root-to-leaf path: the most that one step can accept."""
         return max(source.max_draft_path_len for source in self.sources)
 
+    @property
+    def deepest_draft(self) -> int:
+        """Levels of the tree of a step, at most."""
+        return max(source.deepest_draft for source in self.sources)
+
     def with_drafter(self, drafter: DrafterConfig) -> CompositeDecodingConfig:
         """A copy with a completed configuration of its drafter."""
         return dataclasses.replace(self, sources=(self.suffix, drafter))

@@ -60,6 +60,18 @@ class EngineParts:
     device: str
 
 
+def check_depth(config: SpeculativeConfig | None) -> None:
+    """Raises ConfigError if drafts go deeper than exact mode on a device allows."""
+    from ..models.device_decoder import EXACT_DRAFT_DEPTH
+
+    if config is not None and config.deepest_draft > EXACT_DRAFT_DEPTH:
+        raise ConfigError(
+            f"{config!r} has drafts up to {config.deepest_draft} deep; with numerics = 'exact' on a "
+            f"device at most {EXACT_DRAFT_DEPTH}, so that a token is computed in the same way as a "
+            "draft and without drafts; make drafts shorter, or leave numerics at 'auto'"
+        )
+
+
 class EngineBuilder:
     """Builds one engine.
 
@@ -94,6 +106,8 @@ class EngineBuilder:
             self._speculative = self._planned = self._speculative.with_drafter(drafter)
             options = dataclasses.replace(options, speculative_config=self._speculative)
             late = drafter is not None
+        if options.numerics == "exact" and not self.place.is_cpu:
+            check_depth(self._speculative)
         loaded = ModelLoader(options, self.place, self._load_tokenizers, late=late).load()
         model = self.model = loaded.model
         if model.impl != "native":
@@ -201,6 +215,8 @@ class EngineBuilder:
         from .overlap.build import make_pipeline, record_graphs
         from .overlap.loop import OverlapLoop
 
+        if self.model.info.impl == "native" and self.model.info.numerics == "exact":
+            check_depth(self._speculative)  # which a drafter's file may have completed
         pipeline = make_pipeline(
             self.model,
             self._torch_pages,

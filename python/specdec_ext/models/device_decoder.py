@@ -27,7 +27,12 @@ from .kv_storage import KvStorage, LayerPool
 from .native_config import NativeShape
 from .place import Place
 
-__all__ = ["DeviceDecoder"]
+__all__ = ["EXACT_DRAFT_DEPTH", "DeviceDecoder"]
+
+# In exact mode no draft lies deeper. Keys of that many places and a few more are added to a row one
+# by one, whether they are drafts or not (docs/exactness.md): part of the arithmetic, and so the same
+# for every method and without one.
+EXACT_DRAFT_DEPTH = 24
 
 # Scores of one product of the head: more rows are scored in several.
 _SCORE_BYTES = 1 << 30
@@ -366,6 +371,7 @@ class DeviceDecoder:
             sink_tokens=shape.sink_tokens,
             softcap=shape.attention_softcap,
             exact=self._exact,
+            max_depth=EXACT_DRAFT_DEPTH,
             reuse_plan=window in planned,
             workspace=self._scratch[window],
             **where,

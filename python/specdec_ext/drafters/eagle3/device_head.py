@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ... import ops
+from ...models.device_decoder import EXACT_DRAFT_DEPTH
 from ...models.device_products import Products
 from ...models.device_scratch import Scratch
 from ...models.host_arrays import HostArray, as_torch, converted
@@ -274,6 +275,7 @@ class DeviceHead:
             sliding_window=self._window,
             first_key=1,
             exact=self._exact,
+            max_depth=EXACT_DRAFT_DEPTH,
             workspace=self._attention_scratch,
             **where,
         )
