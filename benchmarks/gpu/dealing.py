@@ -96,9 +96,9 @@ def main_end(step: Step, row_block: int) -> int:
 def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Deal:
     """Cuts the line of all jobs into equal shares of the thread blocks.
 
-    Where there are more jobs than blocks, the blocks are divided into as many lanes as a stream has
-    row tiles, and tile i of every stream lies on lane i: blocks at the same place of their lanes
-    walk the same keys at the same time.
+    If there is a block for each chunk, each gets its own. Where there are more jobs than blocks,
+    the blocks are divided into as many lanes as a stream has row tiles, and tile i of every stream
+    lies on lane i: blocks at the same place of their lanes walk the same keys at the same time.
     """
     tiles = -(-step.rows * step.group // step.row_tile)
     ends = [main_end(step, tile) for tile in range(tiles)]
@@ -113,7 +113,11 @@ def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Dea
         if lane_share * 100 <= share * LANE_PERCENT:
             lanes, width, share = tiles, narrow, lane_share
 
+    by_chunk = False  # a block for each chunk, if there are enough
+
     def owner(lane: int, begin: int, cost: int) -> int:
+        if by_chunk:
+            return begin + cost // 2
         return lane * width + min((2 * begin + cost) // (2 * share), width - 1)
 
     def cut(whole: bool) -> Iterator[Unit]:
@@ -127,12 +131,14 @@ def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Dea
             if cost == 0:
                 continue
             end_chunk = chunk_of(end - 1) + 1
+            cost = end_chunk if by_chunk else cost
             pieces: list[tuple[int, int]] = []  # first chunk and block of each unit
             at = line
             for chunk in range(end_chunk):
                 stop = min(chunk_begin(chunk + 1), end)
                 piece = -(-stop // KEYS) - chunk_begin(chunk) // KEYS
                 piece += JOB_COST if chunk == 0 else 0
+                piece = 1 if by_chunk else piece
                 block = owner(lane, line, cost) if whole else owner(lane, at, piece)
                 if not pieces or block != pieces[-1][1]:
                     pieces.append((chunk, block))
@@ -148,6 +154,8 @@ def deal(step: Step, max_units: int = 1 << 30, max_states: int = 1 << 30) -> Dea
     rounds = -(-(num_jobs // lanes) // width)
     if rounds * max(costs) * 100 <= share * SLACK_PERCENT:
         return Deal(list(cut(whole=True)), num_jobs, whole=True)
+    chunks = streams * sum(chunk_of(end - 1) + 1 for end in ends if end > 0)
+    by_chunk = chunks <= step.num_blocks
     units = list(cut(whole=False))
     if len(units) > max_units or sum(unit.states for unit in units) > max_states:
         return Deal(list(cut(whole=True)), num_jobs, whole=True)

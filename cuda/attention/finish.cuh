@@ -363,8 +363,8 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
     finisher.fold_states(states);
     if (num_tail > 0) finisher.sum_tail(num_tail);
   }
-  // Not earlier: a product that begins asks for megabytes of weights, and rounds of loads behind
-  // them, of states and then of the tail's values, take many times as long.
+  // Not earlier: a product that begins asks for megabytes of weights at once, and the loads of
+  // states and then of the tail's values would stand behind them.
   gpu::launch_dependents();
   if (good) {
     if (finisher.write(out, head)) flags |= kStatusNaN;

@@ -17,9 +17,9 @@
 //         K = 256 and 3 consumers have queries (16 or 32 KB) and sums (32 or 64 KB) of each
 //         consumer there and 2 stages; e4m3 3 stages and a ring of 4 or 5 of 64 keys x K bytes
 // order   per 64 keys and consumer (hopper_consumer.cuh): S = Q K^T is issued, then O += P V of the
-//         block before; when S is there its softmax runs beside that P V; then O is scaled if a
-//         row's reference moved, and P is packed. At a chunk's end O is folded into the unit's sum
-//         and starts anew.
+//         block before; when S is there, its softmax; then O is scaled if a row's reference moved,
+//         and P is packed. At a chunk's end O is folded into the unit's sum and starts anew.
+//         ptxas has the softmax wait for P V, too. Held back, it was no faster (measured).
 // begins  while the kernel before ends, where an earlier layer made the plan: looks up units, pages
 //         and rows, and brings tiles of committed tokens, which are older than that kernel
 // cost    per 64 keys and 64 rows at K = 128: 12 HGMMA (8 of 64x64x16, 4 of 64x128x16), 512 tensor
@@ -29,8 +29,7 @@
 // limits  132 multiprocessors at 4.3 TB/s get 32 KB in 1.0 us, two consumers compute on it for 1024
 //         cycles, 0.6 us: plain decoding and small drafts are bound by memory, from about 200
 //         rows per KV head on by wgmma. 256 rows (M = 64, G = 4) over 16k keys, B = 8, 8 KV heads:
-//         137 GFLOP, 174 us at 790 TFLOP/s; softmax is hidden but for the first block of a unit
-//         (predicted).
+//         137 GFLOP, 174 us at 790 TFLOP/s.
 //
 // A row's bits: S, P and O of a row are computed from its own fragments in an order fixed by the
 // key positions; tile height, units and the other rows only decide which warp does it.

@@ -166,7 +166,7 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
     products.rescale(decay, false);  // there are no sums yet
     products.pack_weights(s);
 
-    // While the tensor cores add the values of the block before, the softmax of this one runs.
+    // The values of the block before are added while this one's scores are computed.
     while (++block < end_block) {
       gpu::mbarrier_wait(&shared.k_ready.full[k_at.stage], k_at.round);
       gpu::wgmma_hold(s);

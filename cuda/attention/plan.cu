@@ -1,8 +1,8 @@
 // The plan kernel: from the lengths of a step to the jobs and units of its main pass.
 //
 // grid     one block, for its threads must agree; once per step and kind of layer
-// phases   check requests; number their jobs; describe jobs and add up their costs; count units and
-//          slots; write them. Jobs are taken kPlanThreads at a time.
+// phases   check requests; number their jobs; describe jobs and add up their costs, or of few jobs
+//          their chunks; count units and slots; write them. Jobs are taken kPlanThreads at a time.
 #include "attention/plan.cuh"
 
 namespace specdec::attention {
@@ -158,6 +158,20 @@ __device__ void one_line(const AttentionLaunch& launch, std::int32_t num_jobs, P
   __syncthreads();
 }
 
+// A line of chunks in place of one of costs, if there is a block for each: a second unit would cost
+// its block as much again as the few key blocks of either. Returns whether there is one.
+__device__ bool one_block_per_chunk(const AttentionLaunch& launch, std::int32_t num_jobs,
+                                    PlanShared* shared) {
+  const std::int32_t j = static_cast<std::int32_t>(threadIdx.x);
+  std::int32_t total;
+  const std::int32_t own = j < num_jobs ? num_chunks(launch.work.jobs[j]) : 0;
+  const std::int32_t begin = block_scan(own, shared, &total);
+  const bool fits = total <= launch.work.num_blocks;
+  if (fits && j < num_jobs) launch.work.jobs[j].num_slots = begin;
+  __syncthreads();
+  return fits;
+}
+
 __device__ __forceinline__ std::int64_t share_of(std::int64_t cost, std::int32_t blocks) {
   return cost > blocks ? (cost + blocks - 1) / blocks : 1;
 }
@@ -281,8 +295,14 @@ __global__ void __launch_bounds__(kPlanThreads, 1)
     dealer = dealer_of(cost.sum, blocks);
     one_line(launch, num_jobs, shared);
   }
-  const bool whole = whole_jobs_suffice(num_jobs / order.lanes, cost.largest, dealer) ||
-                     !cuts_fit(launch, num_jobs, order, dealer, shared);
+  bool whole = whole_jobs_suffice(num_jobs / order.lanes, cost.largest, dealer);
+  // No more jobs than blocks: one lane.
+  if (!whole && num_jobs <= blocks && num_jobs <= kPlanThreads &&
+      one_block_per_chunk(launch, num_jobs, shared)) {
+    dealer = dealer_of(blocks, blocks);
+    dealer.by_chunk = true;
+  }
+  whole = whole || !cuts_fit(launch, num_jobs, order, dealer, shared);
   write_units(launch, num_jobs, order, dealer, whole, shared);
 }
 

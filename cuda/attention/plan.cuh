@@ -140,6 +140,11 @@ __device__ __forceinline__ std::int32_t key_blocks(const Job& job, std::int32_t 
   return keys.end_block() - keys.first_block();
 }
 
+__device__ __forceinline__ std::int32_t num_chunks(const Job& job) {
+  const ChunkGap gap(job);
+  return gap.begin - job.first_chunk + job.end_chunk - gap.end;
+}
+
 __device__ __forceinline__ std::int32_t job_cost(const Job& job) {
   if (job.first_chunk == job.end_chunk) return 0;
   const ChunkGap gap(job);
@@ -169,6 +174,7 @@ struct Dealer {
   std::int32_t width;  // blocks of a lane
   bool fits_32_bits;   // twice the end of a lane: a division of 64 bits takes five times as long
   std::int32_t first = 0;  // block of the lane
+  bool by_chunk = false;   // there are blocks for all chunks: each costs 1, and a share is 1
 
   __device__ __forceinline__ std::int32_t block_of(std::int64_t begin, std::int32_t cost) const {
     const std::int64_t middle = 2 * begin + cost;
@@ -178,6 +184,10 @@ struct Dealer {
     return first + (block < width ? static_cast<std::int32_t>(block) : width - 1);
   }
 };
+
+__device__ __forceinline__ std::int32_t cost_of(const Job& job, const Dealer& dealer) {
+  return dealer.by_chunk ? num_chunks(job) : job_cost(job);
+}
 
 // Would whole jobs keep the blocks about as busy as equal shares? Then cutting them is not worth
 // the states that it leaves: each costs the traffic of several key blocks, written and read again.
@@ -204,13 +214,14 @@ __device__ __forceinline__ void cut_job(const Job& job, std::int64_t begin, cons
     emit(block, first, gap.begin, begins ? UnitStates::kHandsOn : states);
     emit(block, gap.end, end, states);
   };
-  std::int32_t block = dealer.block_of(begin, job_cost(job));
+  std::int32_t block = dealer.block_of(begin, cost_of(job, dealer));
   if (whole) return emit_chunks(block, job.first_chunk, job.end_chunk);
   std::int32_t unit_begin = job.first_chunk;
   for (std::int32_t chunk = job.first_chunk; chunk < job.end_chunk; ++chunk) {
     if (chunk == gap.begin) chunk = gap.end;
-    const std::int32_t piece =
-        key_blocks(job, chunk, chunk + 1) + (chunk == job.first_chunk ? kJobCost : 0);
+    const std::int32_t piece = dealer.by_chunk ? 1
+                                               : key_blocks(job, chunk, chunk + 1) +
+                                                     (chunk == job.first_chunk ? kJobCost : 0);
     const std::int32_t owner = dealer.block_of(begin, piece);
     begin += piece;
     if (chunk != job.first_chunk && owner != block) {

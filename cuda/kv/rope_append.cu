@@ -44,8 +44,7 @@ __device__ __forceinline__ LaneRotation load_rotation(const RopeAppendKvParams& 
                                                       std::int32_t position, int at, bool aligned) {
   LaneRotation r;
   const std::int64_t row = position * p.rope_row_stride;
-  if (aligned) {
-    if (at >= p.rotary_dim) return r;
+  if (aligned && at < p.rotary_dim) {
     const int half = p.rotary_dim / 2;
     const std::int64_t pair = row + (at < half ? at : at - half);
     load_floats(p.cos + pair, true, r.cos);

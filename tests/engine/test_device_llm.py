@@ -31,6 +31,7 @@ from specdec_ext import (
     UnsupportedModelError,
     ops,
 )
+from specdec_ext.models.device_decoder import EXACT_DRAFT_DEPTH
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +195,32 @@ def test_numerics_are_kept_or_refused(folders: dict[str, Path]) -> None:
         assert llm.engine.numerics == "exact"
     with pytest.raises(ConfigError, match="numerics = 'careful': expected one of auto, exact"):
         open_llm(folders, "cpu", numerics="careful")
+
+
+@EMULATED
+def test_exact_mode_on_a_device_bounds_how_deep_drafts_go(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the deepest that it allows the text is that of plain decoding; deeper ones are refused
+    before weights are read, unless bits are not asked for."""
+    repeated = [[5, 6, 7, 8] * 14, [9, 11] * 20]
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    limits = {"max_batch_size": 2, "max_seq_len": 128, "max_num_tokens": 64}
+    how: dict[str, Any] = {"dtype": "bfloat16", "scheduler_config": limits}
+    texts, accepted = [], 0
+    for spec in (None, NGramDecodingConfig(EXACT_DRAFT_DEPTH, 2, adaptive=False)):
+        with open_llm(folders, "cuda-emu", spec, numerics="exact", **how) as llm:
+            outputs = llm.generate(repeated, params, use_tqdm=False)
+            texts.append(tokens_of(outputs))
+            accepted = llm.get_metrics()["speculative_decoding"]["num_accepted_draft_tokens"]
+    assert texts[0] == texts[1]
+    assert accepted > 0
+    deeper = NGramDecodingConfig(EXACT_DRAFT_DEPTH + 1, 2, adaptive=False)
+    with open_llm(folders, "cuda-emu", deeper, **how) as llm:
+        assert llm.engine.numerics == "fast"
+    monkeypatch.setattr("specdec_ext.models.load_model", pytest.fail)
+    with pytest.raises(ConfigError, match="drafts up to 25 deep; with numerics = 'exact' on a device 24"):
+        open_llm(folders, "cuda-emu", deeper, numerics="exact", **how)
 
 
 @devices

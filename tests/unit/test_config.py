@@ -25,6 +25,8 @@ from specdec_ext.config.ranks import (
     resolve_tensor_parallel_size,
     world_of,
 )
+from specdec_ext.config.sources import CompositeDecodingConfig
+from specdec_ext.config.suffix import SuffixDecodingConfig
 from specdec_ext.errors import ConfigError, UnsupportedConfigError
 
 
@@ -71,6 +73,22 @@ def test_plain_triple() -> None:
     assert config.is_plain
     assert config.max_draft_len == 0
     assert config.max_draft_path_len == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "deepest"),
+    [
+        (LookaheadDecodingConfig(1, 1, 0), 0),
+        (LookaheadDecodingConfig(4, 3, 4), 4),
+        (LookaheadDecodingConfig(7, 7, 7), 11),
+        (LookaheadDecodingConfig(2, 6, 4), 5),  # guesses go deeper than the window
+        (NGramDecodingConfig(30, 2), 30),
+        (SuffixDecodingConfig(max_draft_len=60, max_tree_depth=40), 40),
+        (CompositeDecodingConfig((SuffixDecodingConfig(), LookaheadDecodingConfig(7, 7, 7))), 11),
+    ],
+)  # fmt: skip
+def test_how_deep_drafts_go(config: Any, deepest: int) -> None:
+    assert config.deepest_draft == deepest
 
 
 def test_defaults_are_the_designs() -> None:

@@ -15,6 +15,7 @@ from benchmarks.gpu import (
     ours,
     peers,
     problem,
+    profile,
     timing,
 )
 from benchmarks.gpu.cells import AttentionCell, StepCell
@@ -232,3 +233,18 @@ def test_no_timer_runs_every_set_once() -> None:
     seen: list[int] = []
     assert timing.NoTimer().measure({"a": seen.append, "b": seen.append}, 3) == {}
     assert seen == [0, 1, 2, 0, 1, 2]
+
+
+# -- profiles ------------------------------------------------------------------------------------
+
+
+def test_what_a_kernel_adds_to_a_call() -> None:
+    """A kernel that begins early and waits is shown with its wait, and adds what it ends later."""
+    one_call = [(0.0, 10.0, "main"), (8.0, 13.0, "finish"), (14.0, 20.0, "main"), (15, 19, "rest")]
+    later = [(begin + 100, end + 100, name) for begin, end, name in one_call]
+    found = profile.by_kernel([*later, *one_call], calls=2)
+    assert found["main"].launches == 2
+    assert found["main"].lasts == 8
+    assert found["main"].adds == pytest.approx((10 + 7 + 90 + 7) / 4)  # 90: nothing ran before
+    assert (found["finish"].lasts, found["finish"].adds) == (5, 3)
+    assert (found["rest"].launches, found["rest"].adds) == (1, 0)

@@ -66,9 +66,9 @@ def check_depth(config: SpeculativeConfig | None) -> None:
 
     if config is not None and config.deepest_draft > EXACT_DRAFT_DEPTH:
         raise ConfigError(
-            f"{config!r} has drafts up to {config.deepest_draft} deep; with numerics = 'exact' on a "
-            f"device at most {EXACT_DRAFT_DEPTH}, so that a token is computed in the same way as a "
-            "draft and without drafts; make drafts shorter, or leave numerics at 'auto'"
+            f"{config!r} has drafts up to {config.deepest_draft} deep; with numerics = 'exact' on "
+            f"a device {EXACT_DRAFT_DEPTH} at most, because every token is computed as if it were "
+            "a draft of that depth; make drafts shorter, or leave numerics at 'auto'"
         )
 
 

@@ -30,8 +30,8 @@ from .place import Place
 __all__ = ["EXACT_DRAFT_DEPTH", "DeviceDecoder"]
 
 # In exact mode no draft lies deeper. Keys of that many places and a few more are added to a row one
-# by one, whether they are drafts or not (docs/exactness.md): part of the arithmetic, and so the same
-# for every method and without one.
+# by one, whether they are drafts or not (docs/exactness.md): part of the arithmetic, and so the
+# same for every method and without one.
 EXACT_DRAFT_DEPTH = 24
 
 # Scores of one product of the head: more rows are scored in several.

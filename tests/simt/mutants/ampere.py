@@ -314,15 +314,29 @@ MUTANTS = [
         "ampere-32",
         "a bit of the mask before the block is shifted the wrong way",
         ROWS,
-        "visible |= at >= 0 ? bits << at : bits >> -at;",
-        "visible |= at >= 0 ? bits << at : bits;",
+        "visible |= slots.drafts[half] >> -at;",
+        "visible |= slots.drafts[half];",
     ),
     Mutant(
         "ampere-33",
         "the window's first ancestor is one too late",
         ROWS,
-        "nth_ancestor(mask, begin - request.kv_len);",
-        "nth_ancestor(mask, begin - request.kv_len + 1);",
+        "nth_ancestor(slots.drafts, begin - request.kv_len);",
+        "nth_ancestor(slots.drafts, begin - request.kv_len + 1);",
+    ),
+    Mutant(
+        "ampere-37",
+        "the upper half of a mask not seen",
+        ROWS,
+        "slots.drafts[half] = mask[2 * half] |",
+        "slots.drafts[half] = mask[0] |",
+    ),
+    Mutant(
+        "ampere-38",
+        "the second half of the drafts lies where the first does",
+        ROWS,
+        "kv_len + half * 64 - first_slot;",
+        "kv_len - first_slot;",
     ),
     Mutant(
         "widen-1",
@@ -474,6 +488,13 @@ MUTANTS = [
         "const std::int32_t begin = exact_row_keys(first, call.max_depth, launch.granule, "
         "call.sliding_window, call.sink_tokens, 0).main_begin;",
         tests="first_key_is_read and ampere_f16_f16_k64_r16",
+    ),
+    Mutant(
+        "plan-14",
+        "all jobs' chunks are dealt from the first block on",
+        PLAN,
+        "const std::int32_t begin = block_scan(own, shared, &total);",
+        "const std::int32_t begin = block_scan(own, shared, &total) * 0;",
     ),
     Mutant(
         "finish-19",

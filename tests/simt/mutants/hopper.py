@@ -184,8 +184,38 @@ MUTANTS = [
         "hopper-23",
         "fragment of Q: eight columns on",
         PRODUCTS,
-        "*reinterpret_cast<const std::uint32_t*>(q + 16 * step + 8) : 0;",
-        "*reinterpret_cast<const std::uint32_t*>(q + 16 * step) : 0;",
+        "fragments_[(first + i) / 2][half + (first + i) % 2 * 2] = words[i];",
+        "fragments_[(first + i) / 2][half + (first + i + 1) % 2 * 2] = words[i];",
+    ),
+    Mutant(
+        "hopper-59",
+        "queries: lanes of a row do not exchange their words",
+        PRODUCTS,
+        "gpu::quad_transpose(words);",
+        "",
+    ),
+    Mutant(
+        "hopper-60",
+        "queries: the rows of a second half are those of the first",
+        PRODUCTS,
+        "const std::int32_t row = warp_row + lane / 4 + 8 * half; "
+        "const bool exists = rows.exists(row, launch.group); const std::int32_t token",
+        "const std::int32_t row = warp_row + lane / 4;\n"
+        "      const bool exists = rows.exists(row, launch.group);\n      const std::int32_t token",
+    ),
+    Mutant(
+        "hopper-61",
+        "states: a thread keeps the two numbers that it gives",
+        CONSUMER,
+        "const float2 kept = odd ? own[1] : own[0],",
+        "const float2 kept = odd ? own[0] : own[1],",
+    ),
+    Mutant(
+        "hopper-62",
+        "states: the neighbour's numbers of another 8 go to the same place",
+        CONSUMER,
+        "(odd ? 8 : 0) + lane / 2 % 2 * 4;",
+        "lane / 2 % 2 * 4;",
     ),
     Mutant(
         "hopper-24",

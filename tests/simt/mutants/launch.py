@@ -43,7 +43,13 @@ WAITS = [
     _never_waits("synthetic-15", SYNTHETIC),
     _never_waits("plan-11", PLAN),
     _never_waits("ampere-34", AMPERE),
-    _never_waits("finish-17", FINISH),
+    Mutant(
+        "finish-17",
+        "does not wait for the kernel before it",
+        FINISH,
+        "gpu::grid_dependency_wait(); std::uint32_t flags",
+        "std::uint32_t flags",
+    ),
     Mutant(
         "append-15",
         "one thread waits for the kernel before it, and nobody for that thread",
@@ -81,8 +87,8 @@ EARLY = [
         "hopper-54",
         "no wait for the keys of the step",
         LOAD,
-        "gpu::grid_dependency_wait_if((block + 1) * kBlockKeys > kv_len);",
-        "",
+        "gpu::grid_dependency_wait_if((block + 1) * kBlockKeys > kv_len || ahead-- == 0);",
+        "(void)ahead;",
         tests=LAYERS,
     ),
     Mutant(

@@ -72,8 +72,8 @@ MUTANTS = [
         "sinkampere-4",
         "sink tokens in a tree's rows hidden",
         ROWS,
-        "if (sinks > 0) slots.tree_sinks = nth_ancestor(mask, sinks);",
-        "",
+        "sinks > 0 ? nth_ancestor(slots.drafts, sinks) : 0;",
+        "0;",
     ),
     Mutant(
         "sinkampere-5",
