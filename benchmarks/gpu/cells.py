@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.gpu import floors
 
-# The engine's bound on the depth of a node: the same for trees, single rows and prompts, as
-# exactness wants it. Covers lookahead (7,7,7) and a chain of 15 drafts.
+# Bound on the depth of a node: the same for trees, single rows and prompts, as exactness wants it.
+# Covers lookahead (7,7,7) and a chain of 15 drafts; the engine's is EXACT_DRAFT_DEPTH.
 MAX_DEPTH = 15
 NUM_HEADS = 32
 HEAD_DIM = 128
