@@ -59,7 +59,7 @@ __device__ __forceinline__ std::uint64_t l2_evict_first() {
 // Has L2 fetch what lies at an address, for a later load. It reads no value, so it needs no wait
 // for whoever may still write there.
 __device__ __forceinline__ void prefetch_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -332,13 +332,6 @@ MUTANTS = [
         "slots.drafts[half] = mask[0] |",
     ),
     Mutant(
-        "ampere-38",
-        "the second half of the drafts lies where the first does",
-        ROWS,
-        "kv_len + half * 64 - first_slot;",
-        "kv_len - first_slot;",
-    ),
-    Mutant(
         "widen-1",
         "K's NaN not noticed",
         COPY,
