@@ -56,17 +56,18 @@ __device__ __forceinline__ std::uint64_t l2_evict_first() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
   return policy;
 }
-// Has L2 fetch what lies at an address, for a later load. It reads no value, so it needs no wait
-// for whoever may still write there.
-__device__ __forceinline__ void prefetch_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
-}
 __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Has L2 fetch what lies at an address, for a later load. It reads no value, so it needs no wait
+// for whoever may still write there.
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit elements; lane 8i+r passes the address of row r of matrix i.
@@ -259,7 +260,15 @@ __device__ __forceinline__ float warp_max(float x) {
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, step));
   return x;
 }
-// Word i of a lane and word j of the lane j - i further on in its quad change places.
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
+}
+// In a quad, word j of lane i becomes word i of lane j.
 __device__ __forceinline__ void quad_transpose(std::uint32_t (&w)[4]) {
   const unsigned lane = threadIdx.x;
 #pragma unroll
@@ -272,14 +281,6 @@ __device__ __forceinline__ void quad_transpose(std::uint32_t (&w)[4]) {
       (upper ? w[i] : w[i + step]) = got;
     }
   }
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(kAllLanes, x, 1);
-  return x + __shfl_xor_sync(kAllLanes, x, 2);
-}
-__device__ __forceinline__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
 
 // The sum over the lanes of the warp up to and with this one.

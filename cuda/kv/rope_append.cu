@@ -28,6 +28,17 @@ struct RopeAlignment {
   bool tables;  // and a lane's pairs lie side by side
 };
 
+// One of a row's heads, which are those of q, then of k, then of v.
+struct RowHead {
+  bool is_q, is_k;
+  int own;  // within q, k or v
+};
+__device__ __forceinline__ RowHead head_of(const RopeAppendKvParams& p, int head) {
+  const bool is_q = head < p.num_heads;
+  const bool is_k = !is_q && head < p.num_heads + p.cache.num_kv_heads;
+  return {is_q, is_k, is_q ? head : head - p.num_heads - (is_k ? 0 : p.cache.num_kv_heads)};
+}
+
 // A lane's 8 elements of a head, [at, at + 8), and what rotates them.
 struct LaneRotation {
   float cos[kLaneElements], sin[kLaneElements];  // sin negated for the first of a pair
@@ -92,16 +103,14 @@ __global__ void __launch_bounds__(kRopeThreads)
   const int warp = static_cast<int>(threadIdx.x / 32), lane = lane_id();
   const int at = lane % kTeam * kLaneElements;  // first element of the lane
   const bool owns = at < p.cache.head_dim;
-  const int kv_heads = p.cache.num_kv_heads;
-  const int heads = p.num_heads + 2 * kv_heads;
+  const int heads = p.num_heads + 2 * p.cache.num_kv_heads;
   // A lane's elements of a head, in front of all rotations.
   const auto load_head = [&](int head, float (&x)[kLaneElements]) {
     if (!owns || head >= heads) return;
-    const bool is_q = head < p.num_heads, is_k = !is_q && head < p.num_heads + kv_heads;
-    const int own_head = is_q ? head : (is_k ? head - p.num_heads : head - p.num_heads - kv_heads);
+    const auto [is_q, is_k, own] = head_of(p, head);
     const void* from = is_q ? p.q : (is_k ? p.k : p.v);
     const std::int64_t stride = is_q ? p.q_row_stride : (is_k ? p.k_row_stride : p.v_row_stride);
-    load_floats(from, p.dtype, row * stride + own_head * std::int64_t{p.cache.head_dim} + at,
+    load_floats(from, p.dtype, row * stride + own * std::int64_t{p.cache.head_dim} + at,
                 is_q ? aligned.q : (is_k ? aligned.k : aligned.v), x);
   };
   // Loads that wait for no other one come first: few rows take the time of loads in turn.
@@ -123,11 +132,9 @@ __global__ void __launch_bounds__(kRopeThreads)
   // All lanes of a warp make the same turns: they meet at the exchange.
   for (; first < heads; first += turn, load_head(first + lane / kTeam, x)) {
     const int head = first + lane / kTeam;
-    const bool is_q = head < p.num_heads, is_k = !is_q && head < p.num_heads + kv_heads;
+    const auto [is_q, is_k, own] = head_of(p, head);
     const bool active = owns && head < heads;
-    // The head within q, k or v.
-    const int own_head = is_q ? head : (is_k ? head - p.num_heads : head - p.num_heads - kv_heads);
-    const std::int64_t column = own_head * std::int64_t{p.cache.head_dim} + at;
+    const std::int64_t column = own * std::int64_t{p.cache.head_dim} + at;
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) x[i] = inside ? x[i] : 0.0f;
     if (inside && (p.q_norm != nullptr || p.k_norm != nullptr)) {
@@ -154,12 +161,11 @@ __global__ void __launch_bounds__(kRopeThreads)
     if (is_q) {
       store_floats(x, p.q_out, p.dtype, row * p.q_out_row_stride + column, aligned.q_out);
     } else if (inside && place.page >= 0) {
-      const float scale =
-          storage_scale(p.cache, is_k ? p.k_scale : p.v_scale, p.scale_stride, own_head);
-      store_scaled(x, scale, is_k ? p.cache.k : p.cache.v, p.cache.dtype,
-                   slot_elements(p.cache, p.layer, place.page, place.slot) +
-                       own_head * p.cache.stride_head + at,
-                   aligned.pages);
+      const float scale = storage_scale(p.cache, is_k ? p.k_scale : p.v_scale, p.scale_stride, own);
+      store_scaled(
+          x, scale, is_k ? p.cache.k : p.cache.v, p.cache.dtype,
+          slot_elements(p.cache, p.layer, place.page, place.slot) + own * p.cache.stride_head + at,
+          aligned.pages);
     }
   }
 }

@@ -48,6 +48,10 @@ NATIVE = {
     "llama_tied": Family(hf.LlamaConfig, {"tie_word_embeddings": True}),
     "llama_biased": Family(hf.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
     "llama_mha": Family(hf.LlamaConfig, {"num_key_value_heads": 4}),
+    # The narrowest heads that a device has tensor-core attention for.
+    "llama_head_64": Family(
+        hf.LlamaConfig, {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    ),
     "llama_mqa_wide_head": Family(hf.LlamaConfig, {"num_key_value_heads": 1, "head_dim": 40}),
     "mistral": Family(hf.MistralConfig, {"sliding_window": None}),
     "mistral_window": Family(hf.MistralConfig, {"sliding_window": 7}),

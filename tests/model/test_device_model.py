@@ -24,6 +24,7 @@ from emulators import devices, needs_cuda
 from specdec_ext import _core
 from specdec_ext.errors import ConfigError, ModelError
 from specdec_ext.models import StepModel, load_model
+from specdec_ext.models.device_decoder import EXACT_DRAFT_DEPTH
 from specdec_ext.models.device_step import PlanStaging, Upload
 from specdec_ext.models.place import resolve_device
 
@@ -185,8 +186,16 @@ VIEWS = {
 
 
 @devices
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", ["llama_biased", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama_biased", "bfloat16"),
+        ("llama_biased", "float32"),
+        ("llama_head_64", "bfloat16"),
+        ("gemma2", "bfloat16"),
+        ("gemma2", "float32"),
+    ],
+)
 def test_exact_rows_have_the_bits_they_have_alone(
     saved: Any, device: str, family: str, dtype: str
 ) -> None:
@@ -203,6 +212,25 @@ def test_exact_rows_have_the_bits_they_have_alone(
     tree = driver.scores([(sequence, [7, 50, 8, 51, 9])], [[-1, 0, 0, 2, 2]], keep=False)[0]
     alone = [driver.scores([(sequence, [token])])[0] for token in path]
     assert torch.equal(tree[[0, 2, 4]], torch.cat(alone))
+
+
+@devices
+def test_exact_rows_are_no_deeper_than_the_bound(saved: Any, device: str) -> None:
+    """The kernels know it, too: what comes deeper has no bits that hold, and is refused."""
+    tokens = prompt_ids(EXACT_DRAFT_DEPTH + 3, 1)
+    path = [-1, *range(EXACT_DRAFT_DEPTH + 1)]  # and a sibling of the first draft: a tree
+    for numerics in ("exact", "fast"):
+        model = load(saved("llama_head_64").folder, device, dtype="bfloat16", numerics=numerics)
+        driver, sequence = Driver(model, page_size=16), Sequence()
+        driver.scores([(sequence, tokens)])
+        fits = [(sequence, tokens[: EXACT_DRAFT_DEPTH + 2])]
+        assert driver.scores(fits, [[*path[:-1], 0]], keep=False)[0].isfinite().all()
+        deeper = [(sequence, tokens)]
+        if numerics == "exact":
+            with pytest.raises(ModelError, match=r"refused requests of this step: flags \[4\]"):
+                driver.scores(deeper, [[*path, 0]], keep=False)
+        else:
+            assert driver.scores(deeper, [[*path, 0]], keep=False)[0].isfinite().all()
 
 
 @devices

@@ -87,6 +87,7 @@ void what_is_unknown() {
 void what_is_wrong() {
   reports("beyond the array", "st.global.u32 [%rd4+1024], %r1;", "out of bounds: 4 bytes");
   reports("before the array", "ld.global.u32 %r2, [%rd2+-4];", "out of bounds");
+  reports("a prefetch of nothing", "prefetch.global.L2 [%rd4+1024];", "out of bounds: 1 bytes");
   reports("misaligned", "st.global.u32 [%rd2+2], %r1;", "misaligned access of 4 bytes");
   reports("beyond shared memory", "mov.u32 %r2, bytes;\nst.shared.u32 [%r2+4096], %r1;",
           "of shared memory");

@@ -81,7 +81,8 @@ def test_plain_triple() -> None:
         (LookaheadDecodingConfig(1, 1, 0), 0),
         (LookaheadDecodingConfig(4, 3, 4), 4),
         (LookaheadDecodingConfig(7, 7, 7), 11),
-        (LookaheadDecodingConfig(2, 6, 4), 5),  # guesses go deeper than the window
+        (LookaheadDecodingConfig(1, 6, 4), 5),  # guesses go deeper than the window
+        (LookaheadDecodingConfig(1, 6, 0), 4),
         (NGramDecodingConfig(30, 2), 30),
         (SuffixDecodingConfig(max_draft_len=60, max_tree_depth=40), 40),
         (CompositeDecodingConfig((SuffixDecodingConfig(), LookaheadDecodingConfig(7, 7, 7))), 11),

@@ -115,6 +115,9 @@ def planned(
         (1, 3, 2500, 2, 2, 7, True),  # cut
         (2, 40, 700, 1, 4, 3, True),  # several tiles, the last one short
         (2, 5, 300, 2, 1, 4, False),  # whole
+        (1, 5, 1030, 3, 1, 17, False),  # a block for each chunk, though shares would join two
+        (1, 5, 1100, 3, 1, 17, True),
+        (1, 5, 1030, 3, 1, 14, False),  # one block too few for that
         (1, 5, 12, 1, 4, 2, True),  # nothing but a tail
         (3, 40, 700, 2, 4, 7, True),  # lanes, cut; one block is left over
         (4, 40, 300, 2, 4, 8, False),  # lanes, whole

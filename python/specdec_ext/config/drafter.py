@@ -31,16 +31,6 @@ class DrafterConfig(SpeculationOptions):
         @property
         def max_draft_path_len(self) -> int: ...
 
-    @property
-    def longest_path_len(self) -> int:
-        """As max_draft_path_len, of the request whose drafts go deepest."""
-        return self.max_draft_path_len
-
-    @property
-    def deepest_draft(self) -> int:
-        """Levels of the tree that a step verifies, at most."""
-        return self.longest_path_len
-
     @classmethod
     def normalize_keys(cls, values: Mapping[Any, Any]) -> dict[Any, Any]:
         """`values` as read from a dict or file, less the keys that mean more than another name."""

@@ -99,8 +99,9 @@ class LookaheadDecodingConfig(SpeculationOptions):
     @property
     def deepest_draft(self) -> int:
         """Levels of the tree of a step: the last window row hangs under the rows above it."""
-        w, n, _ = self.triple
-        return 0 if n == 1 else max(w + n - 3, n - 1)
+        w, n, g = self.triple
+        window, guess = w + n - 3, n - 1 if g else 0
+        return 0 if n == 1 else max(window, guess)
 
     @property
     def is_plain(self) -> bool:

@@ -180,8 +180,8 @@ class MedusaDecodingConfig(DrafterConfig):
         return medusa_tree(self.medusa_choices).depth
 
     @property
-    def longest_path_len(self) -> int:
-        """See DrafterConfig: a request's own tree may be as deep as there are heads."""
+    def deepest_draft(self) -> int:
+        """A request's own tree may be as deep as there are heads."""
         deepest = self.num_medusa_heads or MAX_HEADS
         return min(deepest, self.max_draft_len)
 

@@ -40,7 +40,7 @@ def drafting_arguments(config: SpeculativeConfig | None) -> dict[str, Any]:
         how = {
             "method": "proposed",
             "proposed_max_draft_len": config.max_draft_len,
-            "proposed_max_path": config.longest_path_len,
+            "proposed_max_path": config.deepest_draft,
             "proposed_by_host": isinstance(config, UserDrafterConfig),
         }
     elif isinstance(config, SuffixDecodingConfig):

@@ -1,90 +1,17 @@
-"""Mutants of the plan, of the Ampere family's main pass and of the finish kernel."""
+"""Mutants of the Ampere family's main pass, with what the Hopper family shares, and of the generic
+kernel."""
 
 from __future__ import annotations
 
 from mutants.model import Mutant
 
-PLAN = "cuda/attention/plan.cu"
-PLAN_PARTS = "cuda/attention/plan.cuh"
 MAIN = "cuda/attention/ampere.cuh"
 COPY = "cuda/attention/ampere_copy.cuh"
-FINISH = "cuda/attention/finish.cuh"
-TAIL = "cuda/attention/tail.cuh"
 SOFTMAX = "cuda/attention/softmax.cuh"
 ROWS = "cuda/attention/rows.cuh"
 ELEMENTS = "cuda/attention/elements.cuh"
 
 MUTANTS = [
-    Mutant(
-        "plan-1",
-        "no barrier before the warps' sums are written again",
-        PLAN_PARTS,
-        "__shfl_sync(kAllLanes, sums, warp - 1); __syncthreads();",
-        "__shfl_sync(kAllLanes, sums, warp - 1);",
-    ),
-    Mutant(
-        "plan-2",
-        "no barrier between the warps' sums and their sum",
-        PLAN_PARTS,
-        "if (lane == 31) shared->warp_sums[warp] = inclusive; __syncthreads();",
-        "if (lane == 31) shared->warp_sums[warp] = inclusive;",
-    ),
-    Mutant(
-        "plan-3",
-        "no barrier between the requests' flags and the numbering",
-        PLAN,
-        "atomicOr(&launch.call.exec.status[b], flags); } } __syncthreads();",
-        "atomicOr(&launch.call.exec.status[b], flags); } }",
-    ),
-    Mutant(
-        "plan-4",
-        "pages of the tail not checked",
-        PLAN_PARTS,
-        "bad = bad || pages[i] < 0 || pages[i] >= call.cache.num_pages;",
-        "bad = bad || pages[i] < 0;",
-    ),
-    Mutant(
-        "plan-5",
-        "keys of the deepest node not counted",
-        PLAN_PARTS,
-        "last += min(call.max_depth, request.rows - 1);",
-        "last += 0;",
-    ),
-    Mutant(
-        "plan-6",
-        "a cut job's later chunks share one slot",
-        PLAN,
-        "slot += unit_slots(first_chunk, end_chunk, states);",
-        "slot += 1;",
-    ),
-    Mutant(
-        "plan-7",
-        "last block walks nothing",
-        PLAN,
-        "u == num_units ? work.num_blocks : work.units[u].block;",
-        "u == num_units ? work.num_blocks - 1 : work.units[u].block;",
-    ),
-    Mutant(
-        "plan-8",
-        "a job that is cut repeats a chunk",
-        PLAN_PARTS,
-        "emit_chunks(block, unit_begin, chunk); unit_begin = chunk;",
-        "emit_chunks(block, unit_begin, chunk + 1); unit_begin = chunk;",
-    ),
-    Mutant(
-        "plan-9",
-        "first row of a later row block",
-        PLAN_PARTS,
-        "first += first_row / launch.group;",
-        "first += first_row;",
-    ),
-    Mutant(
-        "plan-10",
-        "a request's lengths not held against the page table",
-        PLAN_PARTS,
-        "keys > std::int64_t{call.step.page_table_stride} << launch.page_shift",
-        "false",
-    ),
     Mutant(
         "ampere-1",
         "no wait for K",
@@ -358,146 +285,6 @@ MUTANTS = [
         MAIN,
         "sync_block<Config>();  // V is there, and everybody is done with the keys",
         "",
-    ),
-    Mutant(
-        "finish-1",
-        "ancestors taken by slot, not along the path",
-        TAIL,
-        "request.tree ? min(request.kv_len, keys.tail_end) : keys.tail_end;",
-        "keys.tail_end;",
-    ),
-    Mutant(
-        "finish-2",
-        "rank among the ancestors one off",
-        TAIL,
-        "position + __popc(bits & ((1u << lane) - 1));",
-        "position + __popc(bits & ((2u << lane) - 1)) - (position > request.kv_len ? 1 : 0);",
-    ),
-    Mutant(
-        "finish-3",
-        "a warp's lanes do not wait for the tail's places",
-        TAIL,
-        "position += __popc(bits); } } __syncwarp();",
-        "position += __popc(bits);\n    }\n  }",
-    ),
-    Mutant(
-        "finish-4",
-        "no __syncwarp between the scores and the softmax",
-        FINISH,
-        "shared->scores[mine][h] = score; } } } __syncwarp();",
-        "shared->scores[mine][h] = score;\n      }\n    }\n    }",
-    ),
-    Mutant(
-        "finish-5",
-        "every part of a KV head takes its first query heads",
-        FINISH,
-        "const std::int32_t h = (part - kv_head * parts) * kHeads;",
-        "const std::int32_t h = 0;",
-    ),
-    Mutant(
-        "finish-6",
-        "scores past the last key written",
-        FINISH,
-        "if (lane % 4 == h % 4 && mine < num_keys) shared->scores[mine][h] = score;",
-        "if (lane % 4 == h % 4) shared->scores[mine][h] = score;",
-        harmless="the array has room for a whole batch of keys, and nobody reads them",
-    ),
-    Mutant(
-        "finish-7",
-        "states folded from the last",
-        FINISH,
-        "load_state(states.place[h], first + s, &ml[s][h], part[s][h]);",
-        "load_state(states.place[h], states.count[h] - 1 - first - s, &ml[s][h], part[s][h]);",
-    ),
-    Mutant(
-        "finish-8",
-        "states and tail change places in the sum",
-        FINISH,
-        "l[h] = merge(w, l[h], l_tail[h]);",
-        "l[h] = merge({w.part, w.total}, l_tail[h], l[h]);",
-        harmless="a sum of two in either order, the same for every way a row is computed",
-    ),
-    Mutant(
-        "finish-9",
-        "sink not in units of log2",
-        FINISH,
-        "call.sinks[first_head + h] * kLog2E;",
-        "call.sinks[first_head + h];",
-    ),
-    Mutant(
-        "finish-10",
-        "sink of the first head for all",
-        FINISH,
-        "call.sinks[first_head + h] * kLog2E;",
-        "call.sinks[first_head] * kLog2E;",
-    ),
-    Mutant(
-        "finish-11",
-        "head in another row block looked up in the first",
-        FINISH,
-        "kv_head * row_blocks + my_row / launch.row_tile];",
-        "kv_head * row_blocks + first_row / launch.row_tile];",
-    ),
-    Mutant(
-        "finish-12",
-        "an infinite result is written",
-        FINISH,
-        "bad = __any_sync(kAllLanes, bad) != 0 || l[h] == 0.0f;",
-        "bad = l[h] == 0.0f;",
-    ),
-    Mutant(
-        "finish-13",
-        "rows of no request not written",
-        FINISH,
-        "finisher.store(out + i * call.cache.head_dim, zeros, true);",
-        "",
-    ),
-    Mutant(
-        "finish-14",
-        "soft cap of the tail left out",
-        SOFTMAX,
-        "return mapped ? map(qk) : factor * qk;",
-        "return factor * qk;",
-    ),
-    Mutant(
-        "finish-15",
-        "a score's tree over the lanes misses its last turn",
-        TAIL,
-        "value[0] += __shfl_xor_sync(kAllLanes, value[0], 1);",
-        "",
-    ),
-    Mutant(
-        "finish-16",
-        "a row sees one key too many",
-        TAIL,
-        "return keys.tail_end - shift;",
-        "return keys.tail_end - shift + 1;",
-    ),
-    Mutant(
-        "plan-13",
-        "jobs begin in front of the first key",
-        PLAN_PARTS,
-        "const std::int32_t begin = row_keys(launch, first).main_begin;",
-        "const std::int32_t begin = exact_row_keys(first, call.max_depth, launch.granule, "
-        "call.sliding_window, call.sink_tokens, 0).main_begin;",
-        tests="first_key_is_read and ampere_f16_f16_k64_r16",
-    ),
-    Mutant(
-        "plan-14",
-        "all jobs' chunks are dealt from the first block on",
-        PLAN,
-        "const std::int32_t begin = block_scan(own, shared, &total);",
-        "const std::int32_t begin = block_scan(own, shared, &total) * 0;",
-    ),
-    Mutant(
-        "finish-19",
-        "the tail begins in front of the first key",
-        ROWS,
-        "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, "
-        "call.sink_tokens, call.first_key);",
-        "exact_row_keys(position, call.max_depth, launch.granule, call.sliding_window, "
-        "call.sink_tokens, 0);",
-        tests="first_key_is_read and ampere_f16_f16_k64_r16",
     ),
     Mutant(
         "generic-1",
