@@ -130,7 +130,7 @@ class SpeculationOptions(_Config):
 
     @property
     def deepest_draft(self) -> int:
-        """Levels of the tree that a step of any request verifies, at most; of a chain its drafts."""
+        """Levels of the tree that a step of any request verifies, at most (a chain's drafts)."""
         return self.max_draft_path_len
 
     def _check_options(self) -> None:
