@@ -123,11 +123,10 @@ void LlamaDecoder::norm_rows(const float* x, const std::vector<float>& weight, I
 void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
                                     Range rows) {
   const std::int64_t heads = num_heads_ + num_kv_heads_;
-  const std::int64_t width = layer.qkv->n();
   for (std::int64_t item = rows.begin * heads; item < rows.end * heads; ++item) {
     const std::int64_t row = item / heads, head = item % heads;
     // q and k lie one behind the other, so key heads simply continue the query heads.
-    float* x = qkv_.data() + row * width + head * config_.head_dim;
+    float* x = qkv_.data() + row * qkv_stride_ + head * config_.head_dim;
     if (config_.has_qk_norm) {
       const std::vector<float>& weight = head < num_heads_ ? layer.q_norm : layer.k_norm;
       ops_.rms_norm_f32(x, weight.data(), config_.head_dim, config_.rms_norm_eps, x);
@@ -142,13 +141,13 @@ void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, co
 // From the residual stream to the outputs of the heads that are computed here.
 void LlamaDecoder::attend(const StepView& step, int index) {
   const Layer& layer = layers_[index];
-  const std::int64_t rows = step.num_rows, width = layer.qkv->n();
+  const std::int64_t rows = step.num_rows;
   over_rows(rows, 4, [&](Range some) {
     if (index > 0) add_sum(layers_[index - 1].ffn_out_norm, some);
     tap(index, some);
     norm_rows(residual_.data(), layer.attention_norm, layer.qkv->input_form(), some);
   });
-  layer.qkv->run(input_.data(), input_bytes_, rows, qkv_.data(), width);
+  layer.qkv->run(input_.data(), input_bytes_, rows, qkv_.data(), qkv_stride_);
   const std::int64_t q_width = std::int64_t{num_heads_} * config_.head_dim;
   const std::int64_t kv_width = std::int64_t{num_kv_heads_} * config_.head_dim;
   const RopeTable* rope =
@@ -159,7 +158,7 @@ void LlamaDecoder::attend(const StepView& step, int index) {
   append.layer = index;
   append.k = qkv_.data() + q_width;
   append.v = qkv_.data() + q_width + kv_width;
-  append.k_row_stride = append.v_row_stride = width;
+  append.k_row_stride = append.v_row_stride = qkv_stride_;
   append.dtype = DType::kF32;
   if (!k_scales_.empty()) {
     append.k_scale = k_scales_.data() + std::int64_t{index} * num_kv_heads_;
@@ -176,7 +175,7 @@ void LlamaDecoder::attend(const StepView& step, int index) {
   params.cache = cache_;
   params.layer = index;
   params.q = qkv_.data();
-  params.q_row_stride = width;
+  params.q_row_stride = qkv_stride_;
   params.num_heads = num_heads_;
   params.dtype = DType::kF32;
   params.scale = config_.attention_scale;
@@ -222,7 +221,7 @@ void LlamaDecoder::enter_feed_forward(const StepView& step, int index) {
 // whole panels of 32, so whole blocks of a quantised row as well.
 void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t height) {
   const InputForm form = layer.down->input_form();
-  const std::int64_t n = ffn_.count;
+  const std::int64_t n = ffn_stride_;
   const bool silu = config_.activation == Activation::kSilu;
   const std::byte* x = input_.data() + first * input_bytes_;
   const int parts = layer.gate->num_parts(height, 2);

@@ -338,15 +338,18 @@ void LlamaDecoder::allocate_buffers() {
   }
   input_bytes_ += kCacheLineBytes;
   act_bytes_ += kCacheLineBytes;
-  attention_stride_ = q_width + kCacheLineBytes / static_cast<std::int64_t>(sizeof(float));
+  constexpr std::int64_t kPad = kCacheLineBytes / static_cast<std::int64_t>(sizeof(float));
+  attention_stride_ = q_width + kPad;
+  qkv_stride_ = layers_[0].qkv->n() + kPad;
+  ffn_stride_ = ffn_.count + kPad;
   // A shard's outputs of all rows are gathered at once.
   ffn_rows_ = is_shard() ? rows : std::min(rows, kMaxFfnRows);
   residual_.allocate(rows * c.hidden_size);
-  qkv_.allocate(rows * layers_[0].qkv->n());
+  qkv_.allocate(rows * qkv_stride_);
   attention_.allocate(rows * attention_stride_);
   sum_.allocate(rows * c.hidden_size);
-  gate_.allocate(ffn_rows_ * ffn_.count);
-  up_.allocate(ffn_rows_ * ffn_.count);
+  gate_.allocate(ffn_rows_ * ffn_stride_);
+  up_.allocate(ffn_rows_ * ffn_stride_);
   input_.allocate(rows * input_bytes_);
   act_.allocate(ffn_rows_ * act_bytes_);
   buffers_ready_ = true;

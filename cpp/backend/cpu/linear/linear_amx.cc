@@ -18,26 +18,36 @@ constexpr int kBlockSteps = 16;  // of 2 k: what a tile product takes
 constexpr int kPanelStepBytes = 128;
 constexpr int kBlockBytes = kBlockSteps * kPanelStepBytes;
 constexpr int kColumns = 32;
-constexpr int kFewRows = 3;
 
-// Adds one block to the sums; `fetch(i)`, i = 0..3, is called between the instructions.
-template <bool kTwoGroups, typename Fetch>
+// A quarter of a block into the first-level cache: loads of tiles that find a line in the second
+// level alone are slow. always_inline: GCC drops calls of a function that only prefetches.
+inline __attribute__((always_inline)) void fetch_quarter(const std::byte* block, int quarter) {
+#pragma GCC unroll 8
+  for (int line = 0; line < kBlockBytes / 4; line += 64) {
+    const std::byte* at = block + quarter * (kBlockBytes / 4) + line;
+    _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  }
+}
+
+// Adds one block to the sums, and fetches another between the instructions.
+template <bool kTwoGroups>
 inline __attribute__((always_inline)) void add_tiles(const std::byte* panel, const std::byte* x,
-                                                     std::int64_t x_row_bytes, Fetch fetch) {
+                                                     std::int64_t x_row_bytes,
+                                                     const std::byte* next) {
   _tile_loadd(4, x, x_row_bytes);
-  fetch(0);
+  fetch_quarter(next, 0);
   _tile_loadd(6, panel, kPanelStepBytes);
   _tile_dpbf16ps(0, 4, 6);
-  fetch(1);
+  fetch_quarter(next, 1);
   _tile_loadd(7, panel + 64, kPanelStepBytes);
   _tile_dpbf16ps(1, 4, 7);
-  fetch(2);
+  fetch_quarter(next, 2);
   if constexpr (kTwoGroups) {
     _tile_loadd(5, x + kAmxRows * x_row_bytes, x_row_bytes);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  fetch(3);
+  fetch_quarter(next, 3);
 }
 
 // The last steps, fewer than a block's, with zeros behind them.
@@ -51,7 +61,7 @@ void add_last(const TileArgs& args, std::int64_t step) {
   }
   written_for_tiles(panel);
   written_for_tiles(x);
-  add_tiles<(kRows > kAmxRows)>(panel, x, 64, [](int) {});
+  add_tiles<(kRows > kAmxRows)>(panel, x, 64, panel);
 }
 
 // 16 columns of a row of y.
@@ -77,105 +87,86 @@ class NoDenormals {
   unsigned before_;
 };
 
-// The same sums in the same order by fused multiply-adds of floats: very few rows wait for memory,
-// and loads of tiles reach less of its speed.
-template <int kRows>
-void few_rows_tile(const TileArgs& args) {
+// One row: the same sums in the same order by fused multiply-adds of floats. It waits for memory
+// alone, and loads of tiles reach less of its speed.
+void one_row_tile(const TileArgs& args) {
   constexpr int kVecs = 2;
   const NoDenormals mode;
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const auto even = [](__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); };
   const auto odd = [&](__m512i v) { return _mm512_castsi512_ps(_mm512_and_si512(v, upper)); };
-  __m512 sums[kRows][kVecs];
-  for (auto& row : sums) row[0] = row[1] = _mm512_setzero_ps();
+  __m512 sums[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   const std::int64_t ahead = args.prefetch - args.panel;
   for (std::int64_t first = 0; first < args.steps; first += kBlockSteps) {
     const std::int64_t end = std::min(first + kBlockSteps, args.steps);
-    __m512 evens[kRows][kVecs], odds[kRows][kVecs];
-    for (auto& row : evens) row[0] = row[1] = _mm512_setzero_ps();
-    for (auto& row : odds) row[0] = row[1] = _mm512_setzero_ps();
+    __m512 evens[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    __m512 odds[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (std::int64_t step = first; step < end; ++step) {
       const std::byte* panel = args.panel + step * kPanelStepBytes;
       Avx512Bf16::prefetch(panel + ahead);
       Avx512Bf16::prefetch(panel + ahead + 64);
-      __m512 w_even[kVecs], w_odd[kVecs];
+      std::int32_t pair;
+      std::memcpy(&pair, args.x + step * 4, sizeof(pair));
+      const __m512i x = _mm512_set1_epi32(pair);
+      const __m512 x_even = even(x), x_odd = odd(x);
 #pragma GCC unroll 2
       for (int v = 0; v < kVecs; ++v) {
         const __m512i w = _mm512_load_si512(panel + 64 * v);
-        w_even[v] = even(w);
-        w_odd[v] = odd(w);
-      }
-#pragma GCC unroll 4
-      for (int m = 0; m < kRows; ++m) {
-        std::int32_t pair;
-        std::memcpy(&pair, args.x + m * args.x_row_bytes + step * 4, sizeof(pair));
-        const __m512i x = _mm512_set1_epi32(pair);
-        const __m512 x_even = even(x), x_odd = odd(x);
-#pragma GCC unroll 2
-        for (int v = 0; v < kVecs; ++v) {
-          evens[m][v] = _mm512_fmadd_ps(w_even[v], x_even, evens[m][v]);
-          odds[m][v] = _mm512_fmadd_ps(w_odd[v], x_odd, odds[m][v]);
-        }
+        evens[v] = _mm512_fmadd_ps(even(w), x_even, evens[v]);
+        odds[v] = _mm512_fmadd_ps(odd(w), x_odd, odds[v]);
       }
     }
-#pragma GCC unroll 4
-    for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVecs; ++v) {
-        sums[m][v] = _mm512_add_ps(sums[m][v], _mm512_add_ps(evens[m][v], odds[m][v]));
-      }
+    for (int v = 0; v < kVecs; ++v) {
+      sums[v] = _mm512_add_ps(sums[v], _mm512_add_ps(evens[v], odds[v]));
     }
   }
-#pragma GCC unroll 4
-  for (int m = 0; m < kRows; ++m) {
-    for (int v = 0; v < kVecs; ++v) write_sum(args, m, v * Avx512Bf16::kLanes, sums[m][v]);
-  }
+  for (int v = 0; v < kVecs; ++v) write_sum(args, 0, v * Avx512Bf16::kLanes, sums[v]);
 }
 
 template <int kRows>
 void amx_tile(const TileArgs& args) {
   constexpr bool kTwoGroups = kRows > kAmxRows;
   constexpr int kStride = kColumns * 4;
-  const TileConfig config = panel_config(kRows, 64);
-  written_for_tiles(&config);
-  _tile_loadconfig(&config);
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (kTwoGroups) {
-    _tile_zero(2);
-    _tile_zero(3);
+  if (*args.configured_rows != kRows) {
+    const TileConfig config = panel_config(kRows, 64);
+    written_for_tiles(&config);
+    _tile_loadconfig(&config);
+    *args.configured_rows = kRows;
+  }
+  if (args.carried_in) {
+    written_for_tiles(args.carry);
+    _tile_loadd(0, args.carry, kStride);
+    _tile_loadd(1, args.carry + 16, kStride);
+    if constexpr (kTwoGroups) {
+      _tile_loadd(2, args.carry + kAmxRows * kColumns, kStride);
+      _tile_loadd(3, args.carry + kAmxRows * kColumns + 16, kStride);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (kTwoGroups) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
   }
   const std::int64_t ahead = args.prefetch - args.panel;
   std::int64_t step = 0;
   for (; step + kBlockSteps <= args.steps; step += kBlockSteps) {
     const std::byte* panel = args.panel + step * kPanelStepBytes;
     const std::byte* x = args.x + step * 4;
-    if (args.next_x == nullptr) {
-      add_tiles<kTwoGroups>(panel, x, args.x_row_bytes, [&](int quarter) {
-        const std::byte* next = panel + ahead + quarter * (kBlockBytes / 4);
-#pragma GCC unroll 8
-        for (int line = 0; line < kBlockBytes / 4; line += 64) Avx512Bf16::prefetch(next + line);
-      });
-    } else {  // the panel is near; rows of x lie where no processor's prefetcher looks for them
-      add_tiles<kTwoGroups>(panel, x, args.x_row_bytes, [&](int quarter) {
-        const std::byte* next = args.next_x + step * 4;
-#pragma GCC unroll 8
-        for (int m = quarter; m < kRows; m += 4) {
-          const std::byte* row = next + m * args.x_row_bytes;
-          _mm_prefetch(reinterpret_cast<const char*>(row), _MM_HINT_T0);
-        }
-      });
-    }
+    add_tiles<kTwoGroups>(panel, x, args.x_row_bytes, panel + ahead);
   }
   if (step < args.steps) add_last<kRows>(args, step);
-  alignas(64) float sums[kRows * kColumns];
+  alignas(64) float own_sums[kRows * kColumns];
+  float* sums = args.carries_on ? args.carry : own_sums;
   _tile_stored(0, sums, kStride);
   _tile_stored(1, sums + 16, kStride);
   if constexpr (kTwoGroups) {
     _tile_stored(2, sums + kAmxRows * kColumns, kStride);
     _tile_stored(3, sums + kAmxRows * kColumns + 16, kStride);
   }
-  _tile_release();
+  if (args.carries_on) return;
   for (int m = 0; m < kRows; ++m) {
     for (int column = 0; column < kColumns; column += Avx512Bf16::kLanes) {
       write_sum(args, m, column, Avx512Bf16::load_y(sums + m * kColumns + column));
@@ -185,12 +176,12 @@ void amx_tile(const TileArgs& args) {
 
 template <int kRows>
 constexpr void fill_amx_tiles(TileFn* table) {
-  if constexpr (kRows <= kFewRows) {
-    table[kRows] = &few_rows_tile<kRows>;
+  if constexpr (kRows == 1) {
+    table[kRows] = &one_row_tile;
   } else {
     table[kRows] = &amx_tile<kRows>;
+    fill_amx_tiles<kRows - 1>(table);
   }
-  if constexpr (kRows > 1) fill_amx_tiles<kRows - 1>(table);
 }
 
 }  // namespace
@@ -203,6 +194,9 @@ const LinearKernels& linear_kernels_amx() {
     // and written less often.
     table.bf16_chain = 4 * kChainSteps;
     fill_amx_tiles<2 * kAmxRows>(table.bf16);
+    table.bf16_ahead = 4096;
+    table.cut_steps = 96;
+    table.leave = [] { _tile_release(); };
     return table;
   }();
   return kernels;

@@ -22,6 +22,8 @@ namespace specdec::cpu {
 // (rounded before it is added), then + bias[32] if given.
 // Rows of x are x_row_bytes apart, rows of y y_stride floats. `prefetch` is fetched in the rhythm
 // in which the panel is read; it may point past the end of anything.
+// A chain may be computed in several calls (LinearKernels::cut_steps): what it has summed up lies
+// in carry[rows, 32] meanwhile, and y is written by the last one alone.
 struct TileArgs {
   const std::byte* panel;
   const std::byte* x;
@@ -32,8 +34,11 @@ struct TileArgs {
   const float* scale;
   const float* bias;
   const std::byte* prefetch;
-  const std::byte* next_x;  // of the rows that are next on this panel; null: none
   bool resume;
+  float* carry;
+  bool carried_in, carries_on;
+  // Rows that the tile registers are set up for, 0: none; kept from one call to the next.
+  int* configured_rows;
 };
 using TileFn = void (*)(const TileArgs&);
 
@@ -50,6 +55,11 @@ inline constexpr int kScaledCodes = 2048;
 using WidenFn = void (*)(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch);
 
 inline constexpr int kMaxTileRows = 32;
+
+// How far ahead of the reads a lone row tile fetches.
+inline constexpr std::int64_t kPrefetchBytes = 8192;
+// Rows whose chains are in hand at a time where they are cut.
+inline constexpr int kCarriedRows = 128;
 
 // Links of one chain; the sums of successive chains are added up in order.
 inline constexpr int kChainSteps = 128;
@@ -68,6 +78,13 @@ struct LinearKernels {
   // widens a group for the tiles of bf16.
   TileFn e4m3[kMaxTileRows + 1];
   WidenFn widen;
+  // How far ahead of its reads a lone tile of bf16 rows fetches.
+  std::int64_t bf16_ahead = kPrefetchBytes;
+  // bf16 rows of several tiles take so many steps of a panel at a time. They, a tile's x of these k
+  // and the sums of kCarriedRows rows fit the first-level cache. 0: whole chains.
+  int cut_steps = 0;
+  // Ends a series of calls that set up tile registers; null where there are none.
+  void (*leave)() = nullptr;
 };
 
 const LinearKernels& linear_kernels(CpuIsa isa);

@@ -15,8 +15,6 @@ static_assert(kChainSteps % (kScaledGroup / 2) == 0);
 // Many rows of x on quantised weights: a block of panels stays in the second-level cache while
 // tiles of few rows (QuantKernels::prefill_rows) pass over it.
 constexpr std::int64_t kPanelBlockBytes = 256 * 1024;
-// How far ahead of the reads a lone row tile fetches.
-constexpr std::int64_t kPrefetchBytes = 8192;
 // What one thread reads and multiplies in a nanosecond, roughly: sizes of parts follow from it.
 constexpr std::int64_t kBytesPerNs = 16;
 constexpr std::int64_t kMultiplyAddsPerNs = 100;
@@ -77,41 +75,48 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
                         : type_ == WeightType::kF16 ? kernels_->f16
                         : scaled && !widens         ? kernels_->e4m3
                                                     : kernels_->bf16;
-  const std::int64_t max_rows = table == kernels_->bf16 ? kernels_->bf16_rows : kernels_->max_rows;
-  const std::int64_t tiles = (rows + max_rows - 1) / max_rows;
+  const bool is_bf16 = table == kernels_->bf16;
+  const std::int64_t max_rows = is_bf16 ? kernels_->bf16_rows : kernels_->max_rows;
   const std::int64_t step_bytes = panel_bytes_ / steps_;
-  const std::int64_t chain = table == kernels_->bf16 ? kernels_->bf16_chain : kChainSteps;
+  const std::int64_t chain = is_bf16 ? kernels_->bf16_chain : kChainSteps;
+  const std::int64_t ahead = is_bf16 ? kernels_->bf16_ahead : kPrefetchBytes;
   const std::int64_t stretch = widens ? kScaledGroup / 2 : chain;
+  const bool cuts = is_bf16 && !widens && kernels_->cut_steps != 0 && rows > max_rows;
+  const std::int64_t block_rows = cuts ? kCarriedRows : rows;
   alignas(64) std::uint16_t wide[kScaledCodes];
-  for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    for (std::int64_t step = 0; step < steps_; step += stretch) {
-      const std::int64_t count = std::min(stretch, steps_ - step);
-      const bool last_block = step + count == steps_;
-      TileArgs args;
-      args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
-      args.scale = nullptr;
-      if (widens) {
-        args.scale = reinterpret_cast<const float*>(args.panel);
-        const std::byte* codes = args.panel + kColumns * sizeof(float);
-        __builtin_prefetch(args.panel + kPrefetchBytes);
-        __builtin_prefetch(args.panel + kPrefetchBytes + 64);
-        kernels_->widen(codes, wide, codes + kPrefetchBytes);
-        args.panel = reinterpret_cast<const std::byte*>(wide);
-      }
-      args.x_row_bytes = x_row_bytes;
-      args.steps = count;
-      const float* bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
-      args.bias = has_row_scales ? nullptr : bias;
-      args.resume = step != 0;
+  alignas(64) float carry[kCarriedRows * kColumns];
+  int configured_rows = 0;
+  TileArgs args;
+  args.x_row_bytes = x_row_bytes;
+  args.configured_rows = &configured_rows;
+
+  // Steps [step, step + count) of a panel, at args.panel, for a block of rows.
+  const auto run_stretch = [&](std::int64_t panel, Range block, std::int64_t step,
+                               std::int64_t count) {
+    const bool last_block = step + count == steps_;
+    const float* bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
+    args.bias = has_row_scales ? nullptr : bias;
+    args.resume = step != 0;
+    const std::int64_t size = block.end - block.begin;
+    const std::int64_t tiles = (size + max_rows - 1) / max_rows;
+    const std::int64_t cut = cuts && tiles > 1 ? kernels_->cut_steps : count;
+    for (std::int64_t done = 0; done < count; done += cut) {
+      args.steps = std::min(cut, count - done);
+      args.carried_in = done != 0;
+      args.carries_on = done + args.steps < count;
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        const std::int64_t row = rows * tile / tiles;
-        const int height = static_cast<int>(rows * (tile + 1) / tiles - row);
-        args.x = x + row * x_row_bytes + step * 4;
-        // The last of several tiles reads the panel from the cache, so it fetches the next one.
+        const std::int64_t offset = size * tile / tiles, row = block.begin + offset;
+        const int height = static_cast<int>(size * (tile + 1) / tiles - offset);
+        args.x = x + row * x_row_bytes + (step + done) * 4;
+        args.carry = carry + offset * kColumns;
+        // The last of several tiles reads the panel from the cache, so it fetches what follows.
         const bool fetch_next = tiles > 1 && tile + 1 == tiles;
-        args.prefetch = args.panel + (fetch_next ? count * step_bytes : kPrefetchBytes);
+        args.prefetch = args.panel + (fetch_next ? args.steps * step_bytes : ahead);
         if (widens) args.prefetch = args.panel;  // widen() has fetched
-        args.next_x = tile + 1 < tiles ? args.x + height * x_row_bytes : nullptr;
+        if (args.carries_on) {
+          table[height](args);
+          continue;
+        }
         sink(panel, row, height, last_block, [&](float* y, std::int64_t y_stride) {
           args.y = y;
           args.y_stride = y_stride;
@@ -123,8 +128,29 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
           }
         });
       }
+      args.panel += args.steps * step_bytes;
+    }
+  };
+
+  for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
+    for (std::int64_t first = 0; first < rows; first += block_rows) {
+      const Range block{first, std::min(first + block_rows, rows)};
+      for (std::int64_t step = 0; step < steps_; step += stretch) {
+        args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
+        args.scale = nullptr;
+        if (widens) {
+          args.scale = reinterpret_cast<const float*>(args.panel);
+          const std::byte* codes = args.panel + kColumns * sizeof(float);
+          __builtin_prefetch(args.panel + kPrefetchBytes);
+          __builtin_prefetch(args.panel + kPrefetchBytes + 64);
+          kernels_->widen(codes, wide, codes + kPrefetchBytes);
+          args.panel = reinterpret_cast<const std::byte*>(wide);
+        }
+        run_stretch(panel, block, step, std::min(stretch, steps_ - step));
+      }
     }
   }
+  if (configured_rows != 0) kernels_->leave();
 }
 
 // The same for quantised weights: a tile is a whole panel, its stretches of k are done in one go.

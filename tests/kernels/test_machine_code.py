@@ -1,0 +1,70 @@
+"""What the compiler made of the kernels for the CPU, read from the extension itself.
+
+GCC takes a function that only prefetches for one without effect, and drops its calls unless it is
+inlined at once. No result shows it, but passes of several rows then wait for memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from specdec_ext import _core
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("objdump") is None or platform.machine() not in ("x86_64", "AMD64"),
+    reason="needs binutils, on x86-64",
+)
+
+_LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
+_FARTHEST = 4096  # bytes that a kernel's innermost loop has at most
+
+
+@functools.cache
+def disassembly() -> list[tuple[int, str, str]]:
+    """Address, name and operands of every instruction."""
+    text = subprocess.run(
+        ["objdump", "-d", "--no-show-raw-insn", _core.__file__],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    matches = (_LINE.match(line) for line in text.splitlines())
+    return [(int(m[1], 16), m[2], m[3]) for m in matches if m]
+
+
+def loops_with(instruction: str) -> list[list[str]]:
+    """The names of the instructions of every innermost loop that has this one."""
+    code = disassembly()
+    loops = []
+    for end, (address, name, operands) in enumerate(code):
+        target = operands.split()[0] if name.startswith("j") and operands else ""
+        if not re.fullmatch("[0-9a-f]+", target):
+            continue
+        if not address - _FARTHEST < int(target, 16) < address:
+            continue
+        begin = end
+        while begin > 0 and code[begin][0] > int(target, 16):
+            begin -= 1
+        body = [name for _, name, _ in code[begin : end + 1]]
+        if instruction in body and not any(name.startswith("j") for name in body[:-1]):
+            loops.append(body)
+    return loops
+
+
+def test_weights_are_prefetched() -> None:
+    assert sum(name == "prefetcht1" for _, name, _ in disassembly()) >= 30
+
+
+def test_loops_over_tiles_fetch_the_panel() -> None:
+    if not any(name == "tdpbf16ps" for _, name, _ in disassembly()):
+        pytest.skip("the compiler has no tile instructions")
+    loops = loops_with("tdpbf16ps")
+    assert len(loops) >= 31  # one for each height from 2 to 32 rows
+    for body in loops:
+        lines = body.count("prefetcht0")
+        # 16 steps of 128 bytes, for two products or for four.
+        assert lines == 32, f"a loop of {len(body)} instructions fetches {lines} lines"
