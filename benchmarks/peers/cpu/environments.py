@@ -37,6 +37,9 @@ CMAKE_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "OFF", "GGML_NATIVE": "ON",
     "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_APP": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF", "LLAMA_OPENSSL": "OFF",
+    # GCC takes the writes of what ldtilecfg reads for dead: without this it crashes on processors
+    # with tiles (llama.cpp's issue 20824, pull request 26954).
+    "CMAKE_CXX_FLAGS": "-fno-tree-dse -fno-dse -fno-strict-aliasing",
 }  # fmt: skip
 TOOLS = ("llama-server", "llama-quantize")
 # Widths that llama-quantize makes, and from what. Q4_1 is the default model's own file.
