@@ -105,6 +105,8 @@ def run_cell(program: Program, texts: dict[str, Any], args: argparse.Namespace) 
     """One fresh process; {"failed": why} when it does not end well."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1",
                    "PYTHONPATH": str(common.ROOT)}  # fmt: skip
+    # A passive wait suits our tests; at every operation it would put llama.cpp's threads to sleep.
+    environment.pop("OMP_WAIT_POLICY", None)
     if program.peer == "llama_cpp":
         environment["LLAMA_SERVER"] = str(environments.tool("llama-server"))
     python = sys.executable if program.peer == "ours" else environments.python_of(program.peer)
