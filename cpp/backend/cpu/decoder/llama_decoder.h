@@ -262,8 +262,7 @@ class LlamaDecoder {
   Columns read_heads_{}, read_ffn_{};
   std::vector<float> k_scales_, v_scales_;  // [layers, G], or empty
 
-  // Buffers of a step; all rows. Strides are padded by a cache line, so that the rows of a tile do
-  // not fall into the same cache sets.
+  // Buffers of a step; all rows. Rows are an odd number of cache lines apart (decoder_parts.h).
   bool buffers_ready_ = false;
   std::int64_t ffn_rows_ = 0;          // rows of the FFN buffers; more are done in pieces
   std::int64_t input_bytes_ = 0;       // from row to row of input_

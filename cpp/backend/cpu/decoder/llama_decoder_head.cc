@@ -104,7 +104,7 @@ void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* sco
   require_head();
   const std::int64_t n = config_.hidden_size, vocab = config_.head_size;
   const InputForm form = head_->input_form();
-  const std::int64_t row_bytes = input_row_bytes(form, n) + kCacheLineBytes;
+  const std::int64_t row_bytes = odd_lines(input_row_bytes(form, n));
   const bool direct = form == InputForm::kF32;
   // New bytes are zero, and the pad of an odd row is never written.
   const auto needed = static_cast<std::size_t>(rows * row_bytes);

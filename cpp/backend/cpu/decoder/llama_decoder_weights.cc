@@ -336,12 +336,11 @@ void LlamaDecoder::allocate_buffers() {
     act_bytes_ =
         std::max(act_bytes_, input_row_bytes(layer.down->input_form(), c.intermediate_size));
   }
-  input_bytes_ += kCacheLineBytes;
-  act_bytes_ += kCacheLineBytes;
-  constexpr std::int64_t kPad = kCacheLineBytes / static_cast<std::int64_t>(sizeof(float));
-  attention_stride_ = q_width + kPad;
-  qkv_stride_ = layers_[0].qkv->n() + kPad;
-  ffn_stride_ = ffn_.count + kPad;
+  input_bytes_ = odd_lines(input_bytes_);
+  act_bytes_ = odd_lines(act_bytes_);
+  attention_stride_ = floats_of_odd_lines(q_width);
+  qkv_stride_ = floats_of_odd_lines(layers_[0].qkv->n());
+  ffn_stride_ = floats_of_odd_lines(ffn_.count);
   // A shard's outputs of all rows are gathered at once.
   ffn_rows_ = is_shard() ? rows : std::min(rows, kMaxFfnRows);
   residual_.allocate(rows * c.hidden_size);
