@@ -87,41 +87,79 @@ class NoDenormals {
   unsigned before_;
 };
 
+struct Bf16Weights {
+  static constexpr int kStepBytes = kPanelStepBytes;
+  static void load(const std::byte* step, __m512i* w) {
+    w[0] = _mm512_load_si512(step);
+    w[1] = _mm512_load_si512(step + 64);
+  }
+};
+struct E4m3Weights {
+  static constexpr int kStepBytes = Avx512E4m3::kStepBytes;
+  static void load(const std::byte* step, __m512i* w) {
+    __m512bh wide[2];
+    Avx512E4m3::load_step(step, wide);
+    w[0] = reinterpret_cast<__m512i>(wide[0]);
+    w[1] = reinterpret_cast<__m512i>(wide[1]);
+  }
+};
+
 // One row: the same sums in the same order by fused multiply-adds of floats. It waits for memory
 // alone, and loads of tiles reach less of its speed.
-void one_row_tile(const TileArgs& args) {
+template <typename Weights>
+inline __attribute__((always_inline)) void one_row_chain(const TileArgs& args) {
   constexpr int kVecs = 2;
-  const NoDenormals mode;
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const auto even = [](__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); };
   const auto odd = [&](__m512i v) { return _mm512_castsi512_ps(_mm512_and_si512(v, upper)); };
   __m512 sums[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
   const std::int64_t ahead = args.prefetch - args.panel;
-  for (std::int64_t first = 0; first < args.steps; first += kBlockSteps) {
-    const std::int64_t end = std::min(first + kBlockSteps, args.steps);
-    __m512 evens[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    __m512 odds[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    for (std::int64_t step = first; step < end; ++step) {
-      const std::byte* panel = args.panel + step * kPanelStepBytes;
-      Avx512Bf16::prefetch(panel + ahead);
-      Avx512Bf16::prefetch(panel + ahead + 64);
-      std::int32_t pair;
-      std::memcpy(&pair, args.x + step * 4, sizeof(pair));
-      const __m512i x = _mm512_set1_epi32(pair);
-      const __m512 x_even = even(x), x_odd = odd(x);
+  {
+    const NoDenormals mode;
+    for (std::int64_t first = 0; first < args.steps; first += kBlockSteps) {
+      const std::int64_t end = std::min(first + kBlockSteps, args.steps);
+      __m512 evens[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+      __m512 odds[kVecs] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+      for (std::int64_t step = first; step < end; ++step) {
+        const std::byte* panel = args.panel + step * Weights::kStepBytes;
+        Avx512Bf16::prefetch(panel + ahead);
+        if constexpr (Weights::kStepBytes > 64) Avx512Bf16::prefetch(panel + ahead + 64);
+        std::int32_t pair;
+        std::memcpy(&pair, args.x + step * 4, sizeof(pair));
+        const __m512i x = _mm512_set1_epi32(pair);
+        const __m512 x_even = even(x), x_odd = odd(x);
+        __m512i w[kVecs];
+        Weights::load(panel, w);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v) {
+          evens[v] = _mm512_fmadd_ps(even(w[v]), x_even, evens[v]);
+          odds[v] = _mm512_fmadd_ps(odd(w[v]), x_odd, odds[v]);
+        }
+      }
 #pragma GCC unroll 2
       for (int v = 0; v < kVecs; ++v) {
-        const __m512i w = _mm512_load_si512(panel + 64 * v);
-        evens[v] = _mm512_fmadd_ps(even(w), x_even, evens[v]);
-        odds[v] = _mm512_fmadd_ps(odd(w), x_odd, odds[v]);
+        sums[v] = _mm512_add_ps(sums[v], _mm512_add_ps(evens[v], odds[v]));
       }
-    }
-#pragma GCC unroll 2
-    for (int v = 0; v < kVecs; ++v) {
-      sums[v] = _mm512_add_ps(sums[v], _mm512_add_ps(evens[v], odds[v]));
     }
   }
   for (int v = 0; v < kVecs; ++v) write_sum(args, 0, v * Avx512Bf16::kLanes, sums[v]);
+}
+
+void one_row_tile(const TileArgs& args) { one_row_chain<Bf16Weights>(args); }
+
+void one_e4m3_row_tile(const TileArgs& args) {
+  for_each_group<Avx512E4m3>(args,
+                             [](const TileArgs& group) { one_row_chain<E4m3Weights>(group); });
+}
+
+void widen_e4m3(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch) {
+  for (int i = 0; i < kScaledCodes; i += Avx512E4m3::kStepBytes) {
+    Avx512E4m3::prefetch(prefetch + i);
+    __m512i wide[2];
+    E4m3Weights::load(codes + i, wide);
+    _mm512_store_si512(out + i, wide[0]);
+    _mm512_store_si512(out + i + 32, wide[1]);
+  }
 }
 
 template <int kRows>
@@ -194,6 +232,9 @@ const LinearKernels& linear_kernels_amx() {
     // and written less often.
     table.bf16_chain = 4 * kChainSteps;
     fill_amx_tiles<2 * kAmxRows>(table.bf16);
+    std::fill(table.e4m3, table.e4m3 + kMaxTileRows + 1, nullptr);
+    table.e4m3[1] = &one_e4m3_row_tile;
+    table.widen = &widen_e4m3;
     table.bf16_ahead = 4096;
     table.cut_steps = 96;
     table.leave = [] { _tile_release(); };

@@ -74,8 +74,9 @@ struct LinearKernels {
   TileFn f32[kMaxTileRows + 1];
   TileFn f16[kMaxTileRows + 1];
   TileFn bf16[kMaxTileRows + 1];
-  // For f8_g one of the two is null: tiles of whole groups of a panel as they are packed, or what
-  // widens a group for the tiles of bf16.
+  // f8_g: tiles of whole groups of a panel as they are packed, or what widens a group for the tiles
+  // of bf16; with tile registers one row has the first and more rows the second. What there is not
+  // is null.
   TileFn e4m3[kMaxTileRows + 1];
   WidenFn widen;
   // How far ahead of its reads a lone tile of bf16 rows fetches.

@@ -100,9 +100,9 @@ void tile(const TileArgs& args) {
   }
 }
 
-// Groups of a panel in f8_g, scales and codes as they are packed.
-template <typename Op, int kRows>
-void scaled_tile(const TileArgs& args) {
+// Calls run(args) for each group of a panel in f8_g, scales and codes as they are packed.
+template <typename Op, typename Run>
+inline __attribute__((always_inline)) void for_each_group(const TileArgs& args, Run run) {
   constexpr std::int64_t kSteps = kScaledGroup / 2, kGroupBytes = scaled_group_bytes();
   TileArgs group = args;
   group.steps = kSteps;
@@ -117,8 +117,14 @@ void scaled_tile(const TileArgs& args) {
     group.x = args.x + 4 * step;
     group.bias = step + kSteps == args.steps ? args.bias : nullptr;
     group.resume = args.resume || step != 0;
-    tile_block<Op, kRows, 32 / Op::kLanes, true>(group, 0);
+    run(group);
   }
+}
+
+template <typename Op, int kRows>
+void scaled_tile(const TileArgs& args) {
+  for_each_group<Op>(
+      args, [](const TileArgs& group) { tile_block<Op, kRows, 32 / Op::kLanes, true>(group, 0); });
 }
 
 template <typename Op, int kRows>

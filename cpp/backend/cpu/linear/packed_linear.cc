@@ -69,7 +69,8 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
   }
   const Range panels = share(panels_, part, parts);
   const bool scaled = is_e4m3(type_);
-  const bool widens = scaled && kernels_->widen != nullptr;
+  const bool has_own_tile = rows == 1 && kernels_->e4m3[1] != nullptr;
+  const bool widens = scaled && kernels_->widen != nullptr && !has_own_tile;
   const bool has_row_scales = type_ == WeightType::kF8A8;
   const TileFn* table = type_ == WeightType::kF32   ? kernels_->f32
                         : type_ == WeightType::kF16 ? kernels_->f16
