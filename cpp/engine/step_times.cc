@@ -9,6 +9,7 @@ namespace {
 
 constexpr std::size_t kKept = 16, kEnough = 4;  // quotients
 constexpr int kUpdateEvery = 16;                // steps, but for the first ones
+constexpr std::int64_t kStale = 1024;           // steps
 // From so many tokens on beyond those of the table, a step says what context costs.
 constexpr double kFarTokens = 256.0;
 constexpr double kLeast = 1e-3, kMost = 1e3;  // a quotient beyond these is no measurement
@@ -65,11 +66,27 @@ bool StepTimes::observe(int rows, int requests, double context_len, double secon
     const double expected = requests * more * cost_.growth_at(share);
     own.add(std::clamp((seconds - expected) / start_(rows), kLeast, kMost));
   }
-  ++observed_;
+  own.last = ++observed_;
   const bool young = observed_ <= kUpdateEvery && (observed_ & (observed_ - 1)) == 0;
   if (!young && observed_ % kUpdateEvery != 0) return false;
+  forget_stale();
   update();
   return true;
+}
+
+// Only what is slower than the rows that are served now, set against the first table.
+void StepTimes::forget_stale() {
+  const auto is_stale = [&](const Recent& rows) { return observed_ - rows.last > kStale; };
+  double served = 0.0;
+  for (const Recent& rows : by_rows_) {
+    if (rows.known() && !is_stale(rows)) served = std::max(served, rows.quartile());
+  }
+  for (Recent& rows : by_rows_) {
+    if (served > 0.0 && rows.known() && is_stale(rows) && rows.quartile() > served) {
+      rows.values.clear();
+      rows.next = 0;
+    }
+  }
 }
 
 // The step's requests that read prompts come first.

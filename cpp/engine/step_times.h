@@ -3,6 +3,8 @@
 // It starts from a table (remembered, or guessed from bytes and rows) and keeps, for each row count
 // of it, how the last steps compared with it. The lower quartile of these is believed: whatever
 // else the machine does makes a step slower, never faster. What was not seen moves with what was.
+// A count of rows that looked dear and was not seen for long is forgotten: the machine may have
+// been busy then, and rows that look dear are not tried again.
 #pragma once
 
 #include <cstdint>
@@ -30,11 +32,13 @@ class StepTimes {
   struct Recent {
     std::vector<float> values;
     std::size_t next = 0;
+    std::int64_t last = 0;  // StepTimes::observed() when the last one came
     void add(double value);
     bool known() const;
     double quartile() const;
   };
   bool observe_prefill(const StepPlan& plan, double seconds);
+  void forget_stale();
   void update();
 
   StepCost start_, cost_;

@@ -49,6 +49,24 @@ TEST(what_was_not_seen_moves_with_what_was) {
   CHECK(close(times.cost()(4), 1.3 * (3.0 - 2.0 / 3), 1e-6));
 }
 
+// Rows that looked dear while the machine was busy are not drafted any more, and so not seen.
+TEST(what_looked_dear_and_was_not_seen_for_long_is_forgotten) {
+  StepTimes times(guess());
+  for (int i = 0; i < 16; ++i) times.observe(1, 1, 10.0, 0.5);
+  for (int i = 0; i < 16; ++i) times.observe(8, 1, 10.0, 5 * 1.7);
+  for (int i = 0; i < 1000; ++i) times.observe(1, 1, 10.0, 0.5);
+  CHECK(close(times.cost()(8), 5 * 1.7, 1e-6));  // not yet: it may be true
+  for (int i = 0; i < 64; ++i) times.observe(1, 1, 10.0, 0.5);
+  for (const int rows : kRows) CHECK(close(times.cost()(rows), 0.5 * guess()(rows), 1e-6));
+}
+
+TEST(what_looked_cheap_is_kept) {
+  StepTimes times(guess());
+  for (int i = 0; i < 16; ++i) times.observe(8, 1, 10.0, 0.5 * 1.7);
+  for (int i = 0; i < 2000; ++i) times.observe(1, 1, 10.0, 1.0);
+  CHECK(close(times.cost()(8), 0.5 * 1.7, 1e-6));
+}
+
 TEST(a_long_context_teaches_what_context_costs) {
   StepTimes times(guess());
   const auto truth = [](int requests, double context) {

@@ -110,6 +110,19 @@ def test_a_guess_knows_what_reading_hides(folder: Path, cache: Path) -> None:
     assert narrow[8] > 1.5
 
 
+def test_a_guess_knows_that_tiles_are_fast(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(folder, speculative_config=None, dtype="bfloat16") as llm:
+        shares = {}
+        for isa in ("avx512_bf16", "amx"):
+            monkeypatch.setattr(served_cost._core, "cpu_isa", lambda isa=isa: isa)
+            rows, seconds, *_ = guess_cost(llm.model).columns
+            shares[isa] = {n: s / seconds[0] for n, s in zip(rows, seconds, strict=True)}
+    assert shares["avx512_bf16"][8] == shares["amx"][8]
+    assert shares["avx512_bf16"][128] > 13 and 4 < shares["amx"][128] < 5
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_table_is_kept_up_and_remembered(method: str, folder: Path, cache: Path) -> None:
     params = SamplingParams(max_tokens=100, ignore_eos=True)

@@ -264,9 +264,9 @@ class LlamaDecoder {
 
   // Buffers of a step; all rows. Rows are an odd number of cache lines apart (decoder_parts.h).
   bool buffers_ready_ = false;
-  std::int64_t ffn_rows_ = 0;          // rows of the FFN buffers; more are done in pieces
-  std::int64_t input_bytes_ = 0;       // from row to row of input_
-  std::int64_t act_bytes_ = 0;         // and of act_
+  std::int64_t ffn_rows_ = 0;     // rows of the FFN buffers; more are done in pieces
+  std::int64_t input_bytes_ = 0;  // from row to row of input_
+  std::int64_t act_bytes_ = 0;    // and of act_
   std::int64_t attention_stride_ = 0, qkv_stride_ = 0, ffn_stride_ = 0;  // elements
   // Zeros at first (the pad element that an odd width needs is never written), and no memory until
   // a step has so many rows.
