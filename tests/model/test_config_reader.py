@@ -30,8 +30,8 @@ def test_v4_keys_mean_the_same_as_v5_keys(tmp_path, family):
         edit_json(folder / "config.json", layer_types=None, sliding_window_pattern=3)
     new = read_config(folder)
     to_v4_keys(folder)
-    if family == "llama_mqa_wide_head":
-        edit_json(folder / "config.json", head_dim=40)
+    if family.startswith("llama") and "head_dim" in NATIVE[family].extra:  # v4 wrote none
+        edit_json(folder / "config.json", head_dim=NATIVE[family].extra["head_dim"])
     text = (folder / "config.json").read_text()
     assert "rope_parameters" not in text and '"dtype"' not in text
     old = read_config(folder)
