@@ -96,6 +96,8 @@ void register_step_cost(py::module_& m) {
                         "T(rows, context) refined by the steps that are served anyway. See "
                         "cpp/engine/step_times.h.")
       .def(py::init<StepCost>(), py::arg("start"), "start: the table to begin with.")
+      .def(py::init<StepCost, StepCost>(), py::arg("start"), py::arg("guess"),
+           "guess: what rows are taken to cost that looked dear and were not seen for long.")
       .def("observe", py::overload_cast<const StepPlan&, double>(&StepTimes::observe),
            py::arg("plan"), py::arg("seconds"),
            "The forward pass of `plan` took `seconds`. True: cost has changed.")

@@ -18,9 +18,12 @@ constexpr double kShortest = 1e-12, kLongest = 1e9;
 
 }  // namespace
 
-StepTimes::StepTimes(StepCost start)
-    : start_(std::move(start)), cost_(start_), by_rows_(start_.rows().size()) {
-  SPECDEC_REQUIRE(start_.known(), "StepTimes: the table it starts from has no points");
+StepTimes::StepTimes(StepCost start, StepCost guess)
+    : start_(std::move(start)),
+      guess_(std::move(guess)),
+      cost_(start_),
+      by_rows_(start_.rows().size()) {
+  SPECDEC_REQUIRE(start_.known() && guess_.known(), "StepTimes: a table has no points");
 }
 
 void StepTimes::Recent::add(double value) {
@@ -74,19 +77,26 @@ bool StepTimes::observe(int rows, int requests, double context_len, double secon
   return true;
 }
 
-// Only what is slower than the rows that are served now, set against the first table.
 void StepTimes::forget_stale() {
-  const auto is_stale = [&](const Recent& rows) { return observed_ - rows.last > kStale; };
-  double served = 0.0;
-  for (const Recent& rows : by_rows_) {
-    if (rows.known() && !is_stale(rows)) served = std::max(served, rows.quartile());
+  const std::vector<int>& rows = start_.rows();
+  const auto is_stale = [&](std::size_t i) { return observed_ - by_rows_[i].last > kStale; };
+  const auto dearness = [&](const StepCost& cost, std::size_t i) {
+    return cost.seconds()[i] / guess_(rows[i]);
+  };
+  std::size_t served = rows.size();  // the dearest of those that are served
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!by_rows_[i].known() || is_stale(i)) continue;
+    if (served == rows.size() || dearness(cost_, i) > dearness(cost_, served)) served = i;
   }
-  for (Recent& rows : by_rows_) {
-    if (served > 0.0 && rows.known() && is_stale(rows) && rows.quartile() > served) {
-      rows.values.clear();
-      rows.next = 0;
-    }
+  if (served == rows.size()) return;
+  std::vector<double> seconds = start_.seconds();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!is_stale(i) || dearness(cost_, i) <= dearness(cost_, served)) continue;
+    by_rows_[i] = {};
+    seconds[i] = std::min(seconds[i], guess_(rows[i]) * dearness(start_, served));
   }
+  start_.set(rows, std::move(seconds), start_.context_len(), start_.growth(),
+             start_.prefill_scale());
 }
 
 // The step's requests that read prompts come first.

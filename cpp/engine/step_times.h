@@ -3,8 +3,10 @@
 // It starts from a table (remembered, or guessed from bytes and rows) and keeps, for each row count
 // of it, how the last steps compared with it. The lower quartile of these is believed: whatever
 // else the machine does makes a step slower, never faster. What was not seen moves with what was.
-// A count of rows that looked dear and was not seen for long is forgotten: the machine may have
-// been busy then, and rows that look dear are not tried again.
+// Rows that look dear are not drafted, and so not seen. If they looked so on a busy machine, in
+// this process or the one that remembered the table, nothing would ever correct it. So what was not
+// seen for long, and is dearer set against the guess than the rows that are served, is the guess's
+// again.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +19,9 @@ namespace specdec {
 
 class StepTimes {
  public:
-  explicit StepTimes(StepCost start);
+  // `guess`: what nothing was measured for, of as much as `start`; without it `start` itself.
+  explicit StepTimes(StepCost start) : StepTimes(start, start) {}
+  StepTimes(StepCost start, StepCost guess);
 
   // A forward pass of `seconds` was served. True: cost() has changed. A step that reads prompts
   // teaches what these add, and nothing about rows that decode: few of its rows need scores.
@@ -41,7 +45,7 @@ class StepTimes {
   void forget_stale();
   void update();
 
-  StepCost start_, cost_;
+  StepCost start_, guess_, cost_;
   std::vector<Recent> by_rows_;  // of start_.rows(): seconds
   Recent growth_;                // what a longer context adds
   // What rows of prompts add, and the text that they read: the first of each is believed, because

@@ -1706,9 +1706,15 @@ class StepTimes:
     """
     T(rows, context) refined by the steps that are served anyway. See cpp/engine/step_times.h.
     """
+    @typing.overload
     def __init__(self, start: StepCost) -> None:
         """
         start: the table to begin with.
+        """
+    @typing.overload
+    def __init__(self, start: StepCost, guess: StepCost) -> None:
+        """
+        guess: what rows are taken to cost that looked dear and were not seen for long.
         """
     def observe(self, plan: StepPlan, seconds: typing.SupportsFloat | typing.SupportsIndex) -> bool:
         """

@@ -60,6 +60,19 @@ TEST(what_looked_dear_and_was_not_seen_for_long_is_forgotten) {
   for (const int rows : kRows) CHECK(close(times.cost()(rows), 0.5 * guess()(rows), 1e-6));
 }
 
+// A table from 8 rows on that an earlier process learnt then: nothing of it was seen in this one.
+TEST(what_was_remembered_of_a_busy_machine_is_forgotten) {
+  const std::vector<double> busy{1.0, 1.1, 1.3, 5 * 1.7, 5 * 2.5, 5 * 4.1};
+  StepTimes times(StepCost(kRows, busy, 128.0), guess());
+  for (int i = 0; i < 1000; ++i) times.observe(1, 1, 10.0, 2.0);
+  CHECK(close(times.cost()(8), 2 * busy[3], 1e-6));
+  for (int i = 0; i < 64; ++i) times.observe(1, 1, 10.0, 2.0);
+  for (const int rows : kRows) CHECK(close(times.cost()(rows), 2.0 * guess()(rows), 1e-6));
+  // What is served is believed, dear or not.
+  for (int i = 0; i < 3000; ++i) times.observe(8, 1, 10.0, 9.0);
+  CHECK(close(times.cost()(8), 9.0, 1e-6));
+}
+
 TEST(what_looked_cheap_is_kept) {
   StepTimes times(guess());
   for (int i = 0; i < 16; ++i) times.observe(8, 1, 10.0, 0.5 * 1.7);

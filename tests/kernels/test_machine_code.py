@@ -56,7 +56,22 @@ def loops_with(instruction: str) -> list[list[str]]:
 
 
 def test_weights_are_prefetched() -> None:
+    """All prefetches together; loops that can be told apart are looked at below."""
     assert sum(name == "prefetcht1" for _, name, _ in disassembly()) >= 30
+
+
+# Products of bfloat16, for 1 to 12 rows of bf16 and of e4m3; codes of e4m3 looked up in tables for as
+# many rows (beside tiles also for one row, and to be stored for more).
+@pytest.mark.parametrize(
+    ("instructions", "least"), [(("vdpbf16ps",), 24), (("vpermi2b", "vpermt2b"), 12)]
+)
+def test_loops_over_weights_fetch_them(instructions: tuple[str, ...], least: int) -> None:
+    if not any(name in instructions for _, name, _ in disassembly()):
+        pytest.skip("the compiler has no such instruction")
+    loops = [body for instruction in instructions for body in loops_with(instruction)]
+    assert len(loops) >= least
+    for body in loops:
+        assert "prefetcht1" in body, f"a loop of {len(body)} instructions"
 
 
 def test_loops_over_tiles_fetch_the_panel() -> None:

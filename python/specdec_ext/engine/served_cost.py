@@ -184,7 +184,8 @@ def guess_cost(model: StepModel) -> StepCost:
     weights = max(info.weight_bytes, 1) / _READ_RATE
     token = token_bytes(model, str(stored_name(model))) / _READ_RATE
     if info.dtype in DTYPES:  # floats; weights in blocks have other names
-        has_tiles = info.dtype == "bfloat16" and _core.cpu_isa() == "amx"
+        on_cpu = info.device == "cpu"
+        has_tiles = on_cpu and info.dtype == "bfloat16" and _core.cpu_isa() == "amx"
         row_share = _TILE_ROW_SHARE if has_tiles else _WIDE_ROW_SHARE
         share = {n: max(1.0 + _HIDDEN_ROW_SHARE * (n - 1), row_share * n) for n in ROW_COUNTS}
     else:
@@ -210,7 +211,8 @@ class ServedCost:
         self._tell = tell
         table = recall(self._key) or shipped(model.info.path, self._key)
         self.is_guess = table is None
-        self._times = _core.StepTimes(table or guess_cost(model))
+        guess = guess_cost(model)
+        self._times = _core.StepTimes(table or guess, guess)
         self._save_at = _FIRST_SAVE
         self._saved = 0
 
