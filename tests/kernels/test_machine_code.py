@@ -60,8 +60,8 @@ def test_weights_are_prefetched() -> None:
     assert sum(name == "prefetcht1" for _, name, _ in disassembly()) >= 30
 
 
-# Products of bfloat16, for 1 to 12 rows of bf16 and of e4m3; codes of e4m3 looked up in tables for as
-# many rows (beside tiles also for one row, and to be stored for more).
+# Products of bfloat16 for 1 to 12 rows, of bf16 and of e4m3; codes of e4m3 looked up in tables, for
+# as many rows (beside tiles also for one row, and to be stored for more).
 @pytest.mark.parametrize(
     ("instructions", "least"), [(("vdpbf16ps",), 24), (("vpermi2b", "vpermt2b"), 12)]
 )
