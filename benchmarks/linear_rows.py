@@ -5,7 +5,7 @@ reading the same packed weights and doing nothing else, and the floating-point w
 torch's large matrix product. Peer: torch.nn.functional.linear on the same matrices. Least of the
 rounds, because noise only adds.
 
-    python -m benchmarks.linear_rows [--quick] [--threads 2] [--processor-time]
+    python -m benchmarks.linear_rows [--quick] [--threads 2] [--processor-time] [--fast]
 
 On a machine that others use, too, --processor-time with one thread compares what calls cost.
 """
@@ -63,9 +63,11 @@ def random_blocks(name: str, n: int, k: int) -> tuple[np.ndarray, str]:
     return blocks.reshape(n, -1), name
 
 
-def measure(name: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
+def measure(
+    name: str, rounds: int, clock: Callable[[], float], *, fast: bool = False
+) -> dict[str, Any]:
     """Returns floors, T(M) of ours and of torch in ms, and the ratios, for one type of weights.
-    torch's peer of a block format is its product in bfloat16."""
+    torch's peer of a block format is its product in bfloat16. fast: as with numerics="fast"."""
     from specdec_ext import _core
 
     generator = torch.Generator().manual_seed(0)
@@ -86,7 +88,7 @@ def measure(name: str, rounds: int, clock: Callable[[], float]) -> dict[str, Any
             wide = torch.randn(count, linear.in_features + 32, generator=generator).to(inner)
             x = wide[:, : linear.in_features]
             calls.append((linear, x, torch.empty(count, linear.out_features)))
-        return lambda: [linear.run(x, out) for linear, x, out in calls]
+        return lambda: [linear.run(x, out, fast) for linear, x, out in calls]
 
     def torchs(rows: int) -> Callable[[], object]:
         calls = []
@@ -155,18 +157,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=[*DTYPES, *FORMATS], action="append")
     parser.add_argument("--processor-time", action="store_true", help="instead of the wall clock's")
+    parser.add_argument("--fast", action="store_true", help='products of numerics="fast"')
     args = parser.parse_args()
     clock = time.process_time if args.processor_time else time.perf_counter
     common.set_threads(args.threads)
     result: dict[str, Any] = {"environment": common.environment(args.threads)}
     result["clock"] = "processor" if args.processor_time else "wall"
+    result["numerics"] = "fast" if args.fast else "exact"
     tables = []
     for dtype in args.dtype or [*DTYPES, *FORMATS]:
-        result[dtype] = measure(dtype, 3 if args.quick else 10, clock)
-        tables.append(render(dtype, result[dtype]))
+        result[dtype] = measure(dtype, 3 if args.quick else 10, clock, fast=args.fast)
+        tables.append(render(f"{dtype} ({result['numerics']})", result[dtype]))
         print(tables[-1] + "\n")
     if not args.quick:
-        common.write_result("linear_rows", result, tables)
+        common.write_result("linear_rows_fast" if args.fast else "linear_rows", result, tables)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def plan() -> list[Program]:
     programs = []
     for width in ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1"):
         programs += [Program(width, "ours", m) for m in ("plain", "lookup", "default")]
+        if width.startswith("Q"):  # nothing else changes with numerics="fast"
+            programs += [Program(width, "ours", m) for m in ("fast_plain", "fast_default")]
         programs += [Program(width, "llama_cpp", m) for m in ("plain", "lookup", "map")]
         programs += [Program(width, "openvino", m) for m in ("plain", "lookup")]
         if width == "BF16":
@@ -95,7 +97,7 @@ def make_job(program: Program, texts: dict[str, Any], args: argparse.Namespace) 
         "short": texts["short"],
         "prefill": texts["prefill"],
         "max_tokens": args.tokens,
-        "batch": texts["batch"] if program.method == "plain" and not program.is_busy else [],
+        "batch": texts["batch"] if "plain" in program.method and not program.is_busy else [],
         "batch_tokens": BATCH_TOKENS,
         "started": now(),
     }

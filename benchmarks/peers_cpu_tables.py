@@ -101,9 +101,12 @@ def _ratios(measured: dict[str, dict[int, Any]]) -> dict[str, Any]:
     for peer in ("llama_cpp plain", "openvino plain"):
         one: dict[str, Any] = {peer: peers[peer]} if peer in peers else {}
         add(f"plain / {peer}, decode", f"{OURS} plain", one, lambda f: f["decode"])
-    add("prefill / best peer", f"{OURS} plain", idle, lambda f: f["prefill"])
-    add("batch of 8 / best peer", f"{OURS} plain", idle, lambda f: f.get("batch"))
-    add("default / best peer, end to end", f"{OURS} default", idle, lambda f: f["end_to_end"])
+    for mode in ("", "fast_"):
+        words = mode.replace("_", " ")
+        plain, default = f"{OURS} {mode}plain", f"{OURS} {mode}default"
+        add(f"{words}prefill / best peer", plain, idle, lambda f: f["prefill"])
+        add(f"{words}batch of 8 / best peer", plain, idle, lambda f: f.get("batch"))
+        add(f"{words}default / best peer, end to end", default, idle, lambda f: f["end_to_end"])
     for text in REPEATING:
         add(
             f"default / best peer, {text}", f"{OURS} default", idle,

@@ -198,69 +198,74 @@ quantised or all of one dtype. Projection biases are optional.)";
 
 void register_decoder(py::module_& m) {
   py::class_<DecoderObject>(m, "LlamaDecoder", kClassDoc)
-      .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers,
-                       int num_heads, int num_kv_heads, int head_dim, int max_rows,
-                       int max_position, float rms_norm_eps, const std::string& activation,
-                       float attention_scale, float attention_softcap, float final_softcap,
-                       float embedding_scale, float norm_offset, bool has_qk_norm,
-                       bool has_sandwich_norms, bool tie_word_embeddings,
-                       std::vector<int> rope_index, std::vector<int> sliding_window, int head_size,
-                       int shard_rank, std::vector<int> kv_head_bounds,
-                       std::vector<int> hidden_bounds, std::vector<int> ffn_bounds,
-                       std::vector<int> head_bounds, int sink_tokens, bool adds_partial_sums) {
-             DecoderConfig c;
-             c.vocab_size = vocab_size;
-             c.head_size = head_size;
-             c.hidden_size = hidden_size;
-             c.intermediate_size = intermediate_size;
-             c.num_layers = num_layers;
-             c.num_heads = num_heads;
-             c.num_kv_heads = num_kv_heads;
-             c.head_dim = head_dim;
-             c.max_rows = max_rows;
-             c.max_position = max_position;
-             c.rms_norm_eps = rms_norm_eps;
-             c.activation = parse_activation(activation);
-             c.attention_scale = attention_scale;
-             c.attention_softcap = attention_softcap;
-             c.final_softcap = final_softcap;
-             c.embedding_scale = embedding_scale;
-             c.norm_offset = norm_offset;
-             c.has_qk_norm = has_qk_norm;
-             c.has_sandwich_norms = has_sandwich_norms;
-             c.tie_word_embeddings = tie_word_embeddings;
-             c.rope_index = std::move(rope_index);
-             c.sliding_window = std::move(sliding_window);
-             c.sink_tokens = sink_tokens;
-             c.shard_rank = shard_rank;
-             c.kv_head_bounds = std::move(kv_head_bounds);
-             c.hidden_bounds = std::move(hidden_bounds);
-             c.ffn_bounds = std::move(ffn_bounds);
-             c.head_bounds = std::move(head_bounds);
-             c.adds_partial_sums = adds_partial_sums;
-             return std::make_unique<DecoderObject>(std::move(c));
-           }),
-           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
-           py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"),
-           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("max_rows"),
-           py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("activation"),
-           py::arg("attention_scale"), py::arg("attention_softcap") = 0.0f,
-           py::arg("final_softcap") = 0.0f, py::arg("embedding_scale") = 1.0f,
-           py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
-           py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
-           py::arg("rope_index"), py::arg("sliding_window"), py::arg("head_size") = 0,
-           py::arg("shard_rank") = 0, py::arg("kv_head_bounds") = std::vector<int>{},
-           py::arg("hidden_bounds") = std::vector<int>{},
-           py::arg("ffn_bounds") = std::vector<int>{}, py::arg("head_bounds") = std::vector<int>{},
-           py::arg("sink_tokens") = 0, py::arg("adds_partial_sums") = false,
-           "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
-           "layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers "
-           "with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: "
-           "rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it "
-           "computes "
-           "the rows of each projection that lie between those of ``shard_rank``; with "
-           "``adds_partial_sums`` the output and the down projection have all rows, of the columns "
-           "that this rank computes, and the ranks' sums are added up.")
+      .def(
+          py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers,
+                      int num_heads, int num_kv_heads, int head_dim, int max_rows, int max_position,
+                      float rms_norm_eps, const std::string& activation, float attention_scale,
+                      float attention_softcap, float final_softcap, float embedding_scale,
+                      float norm_offset, bool has_qk_norm, bool has_sandwich_norms,
+                      bool tie_word_embeddings, std::vector<int> rope_index,
+                      std::vector<int> sliding_window, int head_size, int shard_rank,
+                      std::vector<int> kv_head_bounds, std::vector<int> hidden_bounds,
+                      std::vector<int> ffn_bounds, std::vector<int> head_bounds, int sink_tokens,
+                      bool adds_partial_sums, bool has_fast_forms) {
+            DecoderConfig c;
+            c.vocab_size = vocab_size;
+            c.head_size = head_size;
+            c.hidden_size = hidden_size;
+            c.intermediate_size = intermediate_size;
+            c.num_layers = num_layers;
+            c.num_heads = num_heads;
+            c.num_kv_heads = num_kv_heads;
+            c.head_dim = head_dim;
+            c.max_rows = max_rows;
+            c.max_position = max_position;
+            c.rms_norm_eps = rms_norm_eps;
+            c.activation = parse_activation(activation);
+            c.attention_scale = attention_scale;
+            c.attention_softcap = attention_softcap;
+            c.final_softcap = final_softcap;
+            c.embedding_scale = embedding_scale;
+            c.norm_offset = norm_offset;
+            c.has_qk_norm = has_qk_norm;
+            c.has_sandwich_norms = has_sandwich_norms;
+            c.tie_word_embeddings = tie_word_embeddings;
+            c.rope_index = std::move(rope_index);
+            c.sliding_window = std::move(sliding_window);
+            c.sink_tokens = sink_tokens;
+            c.shard_rank = shard_rank;
+            c.kv_head_bounds = std::move(kv_head_bounds);
+            c.hidden_bounds = std::move(hidden_bounds);
+            c.ffn_bounds = std::move(ffn_bounds);
+            c.head_bounds = std::move(head_bounds);
+            c.adds_partial_sums = adds_partial_sums;
+            c.has_fast_forms = has_fast_forms;
+            return std::make_unique<DecoderObject>(std::move(c));
+          }),
+          py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"),
+          py::arg("intermediate_size"), py::arg("num_layers"), py::arg("num_heads"),
+          py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("max_rows"),
+          py::arg("max_position"), py::arg("rms_norm_eps"), py::arg("activation"),
+          py::arg("attention_scale"), py::arg("attention_softcap") = 0.0f,
+          py::arg("final_softcap") = 0.0f, py::arg("embedding_scale") = 1.0f,
+          py::arg("norm_offset") = 0.0f, py::arg("has_qk_norm") = false,
+          py::arg("has_sandwich_norms") = false, py::arg("tie_word_embeddings") = false,
+          py::arg("rope_index"), py::arg("sliding_window"), py::arg("head_size") = 0,
+          py::arg("shard_rank") = 0, py::arg("kv_head_bounds") = std::vector<int>{},
+          py::arg("hidden_bounds") = std::vector<int>{}, py::arg("ffn_bounds") = std::vector<int>{},
+          py::arg("head_bounds") = std::vector<int>{}, py::arg("sink_tokens") = 0,
+          py::arg("adds_partial_sums") = false, py::arg("has_fast_forms") = false,
+          "Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per "
+          "layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers "
+          "with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: "
+          "rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it "
+          "computes "
+          "the rows of each projection that lie between those of ``shard_rank``; with "
+          "``adds_partial_sums`` the output and the down projection have all rows, of the columns "
+          "that this rank computes, and the ranks' sums are added up. ``has_fast_forms``: passes "
+          "of "
+          "many rows multiply quantised weights as bfloat16 where that is faster (processors with "
+          "tiles), so a row's bits depend on how many rows a pass has; not for a shard.")
       .def("set_embedding", &set_weight<&LlamaDecoder::set_embedding>, py::arg("weight"),
            "weight [V, hidden]; with tied embeddings it is the head as well.")
       .def("set_head", &set_weight<&LlamaDecoder::set_head>, py::arg("weight"),
@@ -302,6 +307,9 @@ void register_decoder(py::module_& m) {
       .def_property_readonly(
           "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },
           "Bytes of packed weights that a step reads.")
+      .def_property_readonly(
+          "has_fast_forms", [](const DecoderObject& self) { return self.decoder.has_fast_forms(); },
+          "Whether passes of many rows multiply other forms of their inputs than short ones.")
       .def_property_readonly(
           "buffer_bytes", [](const DecoderObject& self) { return self.decoder.buffer_bytes(); },
           "Bytes of the buffers between layers (after bind_cache).");

@@ -30,8 +30,11 @@ x : tensor [R, K]
     it is quantised; used as float32 otherwise.
 out : tensor [R, N]
     Any of the three dtypes, CPU, inner dimension contiguous. Accumulation is float32.
+fast : bool
+    On processors with tiles, if R is ``many_rows`` or more and the weight is quantised: its elements
+    and ``x`` are rounded to bfloat16, and ``out`` is that of a bfloat16 weight.
 
-A row of ``out`` depends only on its row of ``x``: not on R, not on threads.
+Otherwise a row of ``out`` depends only on its row of ``x``: not on R, not on threads.
 Raises ValueError for shapes, strides and devices, TypeError for dtypes.)";
 
 // out[N, K] float32 = the values of a quantised weight.
@@ -82,7 +85,8 @@ void register_linear(py::module_& m) {
           "q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8.")
       .def(
           "run",
-          [](const PackedLinear& self, const py::object& x_tensor, const py::object& out_tensor) {
+          [](const PackedLinear& self, const py::object& x_tensor, const py::object& out_tensor,
+             bool fast) {
             const BorrowedTensor x(x_tensor, "x");
             const BorrowedTensor out(out_tensor, "out", true);
             const auto floats = {DType::kF32, DType::kBF16, DType::kF16};
@@ -97,9 +101,9 @@ void register_linear(py::module_& m) {
             check_rows_apart(out.view(), "out");
             if (x->shape[0] == 0) return;
             py::gil_scoped_release release;
-            cpu::run_linear(self, x.view(), out.view());
+            cpu::run_linear(self, x.view(), out.view(), fast);
           },
-          py::arg("x"), py::arg("out"), kRunDoc)
+          py::arg("x"), py::arg("out"), py::arg("fast") = false, kRunDoc)
       .def(
           "unpack_rows",
           [](const PackedLinear& self, const py::object& ids_tensor, const py::object& out_tensor) {
@@ -137,6 +141,8 @@ void register_linear(py::module_& m) {
           "Read the packed weights and do nothing else: the floor of ``run``. Returns a checksum.")
       .def_property_readonly("weight_bytes", &PackedLinear::bytes,
                              "Bytes of packed weights and bias, padding included.")
+      .def_property_readonly("many_rows", &PackedLinear::many_rows,
+                             "From so many rows on ``run(fast=True)`` differs; 0: never.")
       .def_property_readonly("out_features", &PackedLinear::n)
       .def_property_readonly("in_features", &PackedLinear::k)
       .def_property_readonly(

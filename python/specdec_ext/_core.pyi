@@ -257,7 +257,7 @@ class PackedLinear:
         """
         Read the packed weights and do nothing else: the floor of ``run``. Returns a checksum.
         """
-    def run(self, x: typing.Any, out: typing.Any) -> None:
+    def run(self, x: typing.Any, out: typing.Any, fast: bool = False) -> None:
         """
         Write ``x @ weight.T + bias`` into ``out``.
 
@@ -269,8 +269,11 @@ class PackedLinear:
             it is quantised; used as float32 otherwise.
         out : tensor [R, N]
             Any of the three dtypes, CPU, inner dimension contiguous. Accumulation is float32.
+        fast : bool
+            On processors with tiles, if R is ``many_rows`` or more and the weight is quantised: its elements
+            and ``x`` are rounded to bfloat16, and ``out`` is that of a bfloat16 weight.
 
-        A row of ``out`` depends only on its row of ``x``: not on R, not on threads.
+        Otherwise a row of ``out`` depends only on its row of ``x``: not on R, not on threads.
         Raises ValueError for shapes, strides and devices, TypeError for dtypes.
         """
     def unpack_rows(self, ids: typing.Any, out: typing.Any) -> None:
@@ -281,6 +284,11 @@ class PackedLinear:
     def dtype(self) -> str: ...
     @property
     def in_features(self) -> int: ...
+    @property
+    def many_rows(self) -> int:
+        """
+        From so many rows on ``run(fast=True)`` differs; 0: never.
+        """
     @property
     def out_features(self) -> int: ...
     @property
@@ -329,9 +337,10 @@ class LlamaDecoder:
         head_bounds: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         sink_tokens: typing.SupportsInt | typing.SupportsIndex = 0,
         adds_partial_sums: bool = False,
+        has_fast_forms: bool = False,
     ) -> None:
         """
-        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``; with ``adds_partial_sums`` the output and the down projection have all rows, of the columns that this rank computes, and the ranks' sums are added up.
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``; with ``adds_partial_sums`` the output and the down projection have all rows, of the columns that this rank computes, and the ranks' sums are added up. ``has_fast_forms``: passes of many rows multiply quantised weights as bfloat16 where that is faster (processors with tiles), so a row's bits depend on how many rows a pass has; not for a shard.
         """
     def bind_cache(
         self,
@@ -410,6 +419,11 @@ class LlamaDecoder:
     def buffer_bytes(self) -> int:
         """
         Bytes of the buffers between layers (after bind_cache).
+        """
+    @property
+    def has_fast_forms(self) -> bool:
+        """
+        Whether passes of many rows multiply other forms of their inputs than short ones.
         """
     @property
     def weight_bytes(self) -> int:

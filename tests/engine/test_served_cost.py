@@ -123,6 +123,17 @@ def test_a_guess_knows_that_tiles_are_fast(
     assert shares["avx512_bf16"][128] > 13 and 4 < shares["amx"][128] < 5
 
 
+@pytest.mark.skipif(served_cost._core.cpu_isa() != "amx", reason="a processor without tiles")
+def test_a_guess_knows_that_tiles_widen_blocks_in_fast_numerics(folder: Path, cache: Path) -> None:
+    shares = {}
+    for numerics in ("exact", "fast"):
+        how: Any = {"quantization": "int4", "numerics": numerics}
+        with LLM(folder, speculative_config=None, **how) as llm:
+            rows, seconds, *_ = guess_cost(llm.model).columns
+            shares[numerics] = {n: s / seconds[0] for n, s in zip(rows, seconds, strict=True)}
+    assert 9 < shares["fast"][128] < 10 and shares["exact"][128] > 2 * shares["fast"][128]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_table_is_kept_up_and_remembered(method: str, folder: Path, cache: Path) -> None:
     params = SamplingParams(max_tokens=100, ignore_eos=True)

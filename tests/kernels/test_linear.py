@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(n, k) for n in (1, 31, 33, 100) for k in (1, 7, 63, 576)] + [
     (32, 2), (64, 1536), (960, 576), (17, 4097), (192, 3000)
 ]  # fmt: skip
-ROWS = (*range(1, 41), 84, 127, 129, 300)  # 129: a block of 128 rows and one row alone
+ROWS = (*range(1, 41), 84, 127, 257, 300)  # 257: a block of 256 rows and one row alone
 EPS = 2.0**-24
 
 

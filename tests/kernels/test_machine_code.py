@@ -74,6 +74,15 @@ def test_loops_over_weights_fetch_them(instructions: tuple[str, ...], least: int
         assert "prefetcht1" in body, f"a loop of {len(body)} instructions"
 
 
+def test_loops_that_widen_groups_fetch_them() -> None:
+    if not any(name == "tdpbf16ps" for _, name, _ in disassembly()):
+        pytest.skip("the compiler has no tile instructions")
+    loops = [body for body in loops_with("vcvtne2ps2bf16") if "vpermb" in body]
+    assert len(loops) >= 8  # one for each format
+    # 8 KiB ahead are the lines of a group: 576 bytes at least.
+    assert {body.count("prefetcht1") for body in loops} == {9, 10, 12, 17, 18, 20}
+
+
 def test_loops_over_tiles_fetch_the_panel() -> None:
     if not any(name == "tdpbf16ps" for _, name, _ in disassembly()):
         pytest.skip("the compiler has no tile instructions")

@@ -78,9 +78,9 @@ def packed(name: str, blocks: np.ndarray, bias: np.ndarray | None = None) -> _co
     return _core.PackedLinear((blocks, name), bias)
 
 
-def run(linear: _core.PackedLinear, x: np.ndarray) -> np.ndarray:
+def run(linear: _core.PackedLinear, x: np.ndarray, fast: bool = False) -> np.ndarray:
     out = np.full((len(x), linear.out_features), np.nan, np.float32)
-    linear.run(x, out)
+    linear.run(x, out, fast)
     return out
 
 
@@ -132,6 +132,47 @@ def test_bits_do_not_depend_on_rows(name: str) -> None:
         for first in {0, 300 - count}:
             got = run(linear, x[first : first + count])
             assert np.array_equal(got, alone[first : first + count]), (count, first)
+
+
+# A tile of each height, several, and a block of 256 rows with one behind it.
+FAST_ROWS = (*range(14, 41), 64, 84, 127, 256, 257, 300)
+
+
+def in_bfloat16(name: str, blocks: np.ndarray, bias: np.ndarray | None) -> _core.PackedLinear:
+    """The linear layer of the elements, rounded."""
+    values = torch.from_numpy(read_groups(name, blocks).values())
+    return _core.PackedLinear(values.to(torch.bfloat16), bias)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_many_rows_in_the_fast_form_are_those_of_bfloat16(
+    name: str, shape: tuple[int, int]
+) -> None:
+    """On processors with tiles; on others, and for few rows, nothing changes."""
+    blocks, x = make_blocks(name, *shape), make_rows(300, shape[1])
+    bias = np.random.default_rng(1).normal(size=shape[0]).astype(np.float32)
+    linear = packed(name, blocks, bias)
+    exact, wide = run(linear, x), run(in_bfloat16(name, blocks, bias), x)
+    assert (linear.many_rows > 0) == (_core.cpu_isa() == "amx")
+    for count in FAST_ROWS:
+        is_many = 0 < linear.many_rows <= count
+        for first in {0, 300 - count}:
+            rows = slice(first, first + count)
+            expected = (wide if is_many else exact)[rows]
+            assert np.array_equal(run(linear, x[rows], fast=True), expected), (count, first)
+    assert not np.array_equal(exact, wide)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_rows_stay_alone_in_the_fast_form(name: str) -> None:
+    linear, x = packed(name, make_blocks(name, 40, 512)), make_rows(40, 512)
+    clean = run(linear, x, fast=True)
+    x[1, 3], x[4, 400], x[36, 0] = np.nan, np.inf, -np.inf
+    got = run(linear, x, fast=True)
+    assert not np.isfinite(got[[1, 4, 36]]).any()
+    kept = [row for row in range(40) if row not in (1, 4, 36)]
+    assert np.array_equal(got[kept], clean[kept])
 
 
 def extreme_blocks(name: str, code: int) -> np.ndarray:
@@ -228,9 +269,10 @@ def child_main(out_path: str) -> None:
         _core.set_num_threads(threads)
         for name in NAMES:
             for n, k in SHAPES:
-                results[f"{threads}-{name}-{n}-{k}"] = run(
-                    packed(name, make_blocks(name, n, k)), make_rows(40, k)
-                )
+                for fast in (False, True):
+                    results[f"{threads}-{name}-{n}-{k}-{fast}"] = run(
+                        packed(name, make_blocks(name, n, k)), make_rows(40, k), fast
+                    )
             for code in EXTREME_CODES:
                 extreme = run(packed(name, extreme_blocks(name, code)), extreme_rows())
                 results[f"{threads}-{name}-extreme-{code}"] = extreme
@@ -254,10 +296,15 @@ def test_every_isa_gives_the_same_bits(isa: str, tmp_path) -> None:
         pytest.skip(f"this CPU has no {isa}")
     for name in NAMES:
         for n, k in SHAPES:
-            expected = run(packed(name, make_blocks(name, n, k)), make_rows(40, k))
-            for threads in THREADS:
-                found = stored[f"{threads}-{name}-{n}-{k}"]
-                assert np.array_equal(found, expected), (threads, name, n, k)
+            for fast in (False, True):
+                # The fast form is another one with tiles alone.
+                if fast and isa == "amx" != _core.cpu_isa():
+                    continue
+                linear = packed(name, make_blocks(name, n, k))
+                expected = run(linear, make_rows(40, k), fast and isa == "amx")
+                for threads in THREADS:
+                    found = stored[f"{threads}-{name}-{n}-{k}-{fast}"]
+                    assert np.array_equal(found, expected), (threads, name, n, k, fast)
         for code in EXTREME_CODES:
             expected = run(packed(name, extreme_blocks(name, code)), extreme_rows())
             for threads in THREADS:

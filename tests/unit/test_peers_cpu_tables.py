@@ -34,6 +34,7 @@ def test_ratios_are_taken_within_a_round_against_the_best_peer():
         "Q4_0/ours plain/0": cell(3.0),
         "Q4_0/ours plain/1": cell(5.0),
         "Q4_0/ours default/0": cell(2.0),
+        "Q4_0/ours fast_default/0": cell(1.6),
         "Q4_0/llama_cpp plain/0": cell(5.0, other),
         "Q4_0/llama_cpp plain/1": cell(5.0, other),
         "Q4_0/llama_cpp lookup/0": cell(4.0),
@@ -44,6 +45,8 @@ def test_ratios_are_taken_within_a_round_against_the_best_peer():
     ratio = found["ratios"]["plain / llama_cpp plain, decode"]
     assert ratio == pytest.approx({"median": 1.5, "min": 1.0, "max": 2.0})
     assert found["ratios"]["default / best peer, end to end"]["median"] == pytest.approx(2.0)
+    assert found["ratios"]["fast default / best peer, end to end"]["median"] == pytest.approx(2.5)
+    assert "fast prefill / best peer" not in found["ratios"], "no plain program in fast numerics"
     programs = found["programs"]
     assert programs["ours plain"]["same_text_as_llama_cpp"] == "1/2"
     assert programs["llama_cpp lookup"]["same_text_as_plain"] == "1/2"

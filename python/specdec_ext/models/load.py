@@ -160,7 +160,7 @@ def load_model(
             if scored is None:
                 wants = PackedWeights.of(chosen, in_blocks, quantization, None)
                 packed = find_packed(config, shape, wants, load)
-            return NativeModel(config, shape, chosen, packed=packed, **how)
+            return NativeModel(config, shape, chosen, packed=packed, fast=numerics == "fast", **how)
     if of_file is not None:
         raise UnsupportedModelError(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "

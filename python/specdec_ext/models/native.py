@@ -53,13 +53,15 @@ IGNORED_SUFFIXES = (*DERIVED_SUFFIXES, *KV_SCALE_SUFFIXES)
 # Checkpoints that know weights which are no floats.
 _WITH_WIDTHS = (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint, RankCheckpoint)
 # Entries of decoder_config() that say nothing of the weights.
-_OF_A_RUN = ("max_rows", "max_position", "sliding_window", "sink_tokens")
+_OF_A_RUN = ("max_rows", "max_position", "sliding_window", "sink_tokens", "has_fast_forms")
 
 
 class NativeModel:
     """A StepModel on the native decoder (`impl` "native").
 
-    numerics        "exact", and "fast" for one of several ranks that add up partial sums
+    numerics        "exact"; "fast" for one of several ranks that add up partial sums, and where
+                    passes of many rows multiply quantised weights as bfloat16
+    has_fast_forms  the latter
     weights_config  the entries of decoder_config() that packed weights depend on
     quantization_errors
                     of matrices that were narrowed at load: (name, relative error), worst first
@@ -85,6 +87,7 @@ class NativeModel:
         shard: Shard | None = None,
         kv_storage: KvStorage | None = None,
         packed: PackedFile | None = None,
+        fast: bool = False,
     ) -> None:
         """dtype         of K and V, and of the weights
         scored        rows of the head that are kept, None: all
@@ -94,6 +97,7 @@ class NativeModel:
         kv_storage    how the pages hold K and V; None: in `dtype`
         packed        the weights of just this model, which are mapped; None: they are read and
                       packed
+        fast          a row's bits may depend on how many rows a pass has, where that saves time
         """
         notes: list[str] = []
         self.max_position = served_positions(config, max_seq_len, notes)
@@ -127,6 +131,7 @@ class NativeModel:
             self.num_scores,
             shard,
         )
+        how["has_fast_forms"] = fast and shard is None
         self._decoder = _core.LlamaDecoder(**how)
         self.weights_config = {name: how[name] for name in how if name not in _OF_A_RUN}
         self.quantization_errors: tuple[tuple[str, float], ...] = ()
@@ -163,6 +168,13 @@ class NativeModel:
         for index in sorted(set(shape.rope_index) - {-1} - ropes):
             kind = shape.rope_layer_types[index]
             self._decoder.set_rope(index, *rope_tables(config.hf, self.max_position, kind))
+        reason = "every row count runs through the same kernels"
+        if shard is not None and shard.sums:
+            reason = "sums are added up across ranks; a row's bits depend on their number alone"
+        self.has_fast_forms = bool(self._decoder.has_fast_forms)
+        if self.has_fast_forms:
+            self.numerics = "fast"
+            reason = "passes of many rows multiply quantised weights as bfloat16"
         self.info = shape_info(
             config,
             shape,
@@ -171,11 +183,7 @@ class NativeModel:
             impl=self.impl,
             impl_reason=impl_reason,
             numerics=self.numerics,
-            numerics_reason=(
-                "every row count runs through the same kernels"
-                if self.numerics == "exact"
-                else "sums are added up across ranks; a row's bits depend on their number alone"
-            ),
+            numerics_reason=reason,
             dtype=width,
             weight_bytes=int(self._decoder.weight_bytes),
             attention=(

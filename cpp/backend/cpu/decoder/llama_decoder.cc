@@ -142,12 +142,13 @@ void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, co
 void LlamaDecoder::attend(const StepView& step, int index) {
   const Layer& layer = layers_[index];
   const std::int64_t rows = step.num_rows;
+  const InputForm form = form_of(*layer.qkv, rows);
   over_rows(rows, 4, [&](Range some) {
     if (index > 0) add_sum(layers_[index - 1].ffn_out_norm, some);
     tap(index, some);
-    norm_rows(residual_.data(), layer.attention_norm, layer.qkv->input_form(), some);
+    norm_rows(residual_.data(), layer.attention_norm, form, some);
   });
-  layer.qkv->run(input_.data(), input_bytes_, rows, qkv_.data(), qkv_stride_);
+  layer.qkv->run(input_rows(rows, form), qkv_.data(), qkv_stride_);
   const std::int64_t q_width = std::int64_t{num_heads_} * config_.head_dim;
   const std::int64_t kv_width = std::int64_t{num_kv_heads_} * config_.head_dim;
   const RopeTable* rope =
@@ -195,35 +196,37 @@ void LlamaDecoder::attend(const StepView& step, int index) {
 // sum_ = o(outputs of all heads).
 void LlamaDecoder::project(const StepView& step, int index) {
   const Layer& layer = layers_[index];
+  const InputForm form = form_of(*layer.o, step.num_rows);
   if (!writes_input_directly(layer)) {
     over_rows(step.num_rows, 1, [&](Range some) {
       for (std::int64_t r = some.begin; r < some.end; ++r) {
-        convert_row(ops_, layer.o->input_form(),
-                    attention_.data() + r * attention_stride_ + read_heads_.begin,
+        convert_row(ops_, form, attention_.data() + r * attention_stride_ + read_heads_.begin,
                     read_heads_.count, input_.data() + r * input_bytes_);
       }
     });
   }
-  layer.o->run(input_.data(), input_bytes_, step.num_rows, sum_.data() + hidden_.begin,
-               config_.hidden_size);
+  layer.o->run(input_rows(step.num_rows, form), sum_.data() + hidden_.begin, config_.hidden_size);
 }
 
 // input_ = norm(residual_ + [norm of] sum_).
 void LlamaDecoder::enter_feed_forward(const StepView& step, int index) {
   const Layer& layer = layers_[index];
+  const InputForm form = form_of(*layer.gate, step.num_rows);
   over_rows(step.num_rows, 4, [&](Range some) {
     add_sum(layer.attention_out_norm, some);
-    norm_rows(residual_.data(), layer.ffn_norm, layer.gate->input_form(), some);
+    norm_rows(residual_.data(), layer.ffn_norm, form, some);
   });
 }
 
 // act_ = act(gate(x)) * up(x) of `height` rows of input_. A piece is the same columns of all three:
 // whole panels of 32, so whole blocks of a quantised row as well.
-void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t height) {
-  const InputForm form = layer.down->input_form();
+void LlamaDecoder::gate(const StepView& step, const Layer& layer, std::int64_t first,
+                        std::int64_t height) {
+  const InputForm form = form_of(*layer.down, step.num_rows);
   const std::int64_t n = ffn_stride_;
   const bool silu = config_.activation == Activation::kSilu;
-  const std::byte* x = input_.data() + first * input_bytes_;
+  const InputRows x =
+      input_rows(step.num_rows, form_of(*layer.gate, step.num_rows)).part(first, height);
   const int parts = layer.gate->num_parts(height, 2);
   ThreadPool::global().run(parts, [&](int part, int) {
     const Range columns = layer.gate->columns_of(part, parts);
@@ -232,8 +235,8 @@ void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t hei
       rows = height - from <= kOneRun ? height - from : kActivationRows;
       float* gated = gate_.data() + from * n;
       float* up = up_.data() + from * n;
-      layer.gate->run_part(x + from * input_bytes_, input_bytes_, rows, gated, n, part, parts);
-      layer.up->run_part(x + from * input_bytes_, input_bytes_, rows, up, n, part, parts);
+      layer.gate->run_part(x.part(from, rows), gated, n, part, parts);
+      layer.up->run_part(x.part(from, rows), up, n, part, parts);
       for (std::int64_t r = 0; count > 0 && r < rows; ++r) {
         activate_row(ops_, form, silu, gated + r * n + columns.begin, up + r * n + columns.begin,
                      count,
@@ -245,15 +248,17 @@ void LlamaDecoder::gate(const Layer& layer, std::int64_t first, std::int64_t hei
 }
 
 // sum_ = down(act_) of these rows.
-void LlamaDecoder::down(const Layer& layer, std::int64_t first, std::int64_t height) {
-  if (layer.down->input_form() == InputForm::kE4M3) {
+void LlamaDecoder::down(const StepView& step, const Layer& layer, std::int64_t first,
+                        std::int64_t height) {
+  const InputForm form = form_of(*layer.down, step.num_rows);
+  if (form == InputForm::kE4M3) {
     over_rows(height, 1, [&](Range some) {
       for (std::int64_t r = some.begin; r < some.end; ++r) {
-        round_row(ops_, InputForm::kE4M3, read_ffn_.count, act_.data() + r * act_bytes_);
+        round_row(ops_, form, read_ffn_.count, act_.data() + r * act_bytes_);
       }
     });
   }
-  layer.down->run(act_.data(), act_bytes_, height,
+  layer.down->run({act_.data(), act_bytes_, height, form},
                   sum_.data() + first * config_.hidden_size + hidden_.begin, config_.hidden_size);
 }
 
@@ -278,8 +283,8 @@ void LlamaDecoder::run_layers(const StepView& step) {
     enter_feed_forward(step, index);
     for (std::int64_t first = 0; first < rows; first += ffn_rows_) {
       const std::int64_t height = std::min(ffn_rows_, rows - first);
-      gate(layers_[index], first, height);
-      down(layers_[index], first, height);
+      gate(step, layers_[index], first, height);
+      down(step, layers_[index], first, height);
     }
   }
   over_rows(rows, 1, [&](Range some) {
@@ -308,11 +313,10 @@ void LlamaDecoder::gather_and_norm(const StepView& step, Range rows, float* hidd
     float* row = sum_.data() + i * n;
     std::memcpy(row, residual_.data() + step.logit_rows[i] * n, n * sizeof(float));
   }
-  const InputForm form = head_->input_form();
-  norm_rows(sum_.data(), final_norm_, form, rows);
+  norm_rows(sum_.data(), final_norm_, form_of(*head_, step.num_logit_rows), rows);
   if (hidden == nullptr) return;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-    if (form == InputForm::kBF16) {
+    if (head_->input_form() == InputForm::kBF16) {
       ops_.bf16_to_f32(as_bf16(input_.data() + i * input_bytes_), n, hidden + i * n);
     } else {
       ops_.rms_norm_f32(sum_.data() + i * n, final_norm_.data(), n, config_.rms_norm_eps,

@@ -57,6 +57,9 @@ struct DecoderConfig {
   // what it has computed itself, and the ranks' sums are added up, rank by rank. Half as many
   // exchanges; the last bits are not those of one rank.
   bool adds_partial_sums = false;
+  // Passes of many rows take PackedLinear::fast_form: their bits depend on how many rows there are.
+  // Not for one of several ranks.
+  bool has_fast_forms = false;
 };
 
 // `size` zeros that take memory as they are first touched.
@@ -163,6 +166,8 @@ class LlamaDecoder {
   const DecoderConfig& config() const { return config_; }
   // Bytes of packed weights a step reads, without an embedding table that is not the head.
   std::size_t weight_bytes() const;
+  // Whether a pass of many rows differs: config().has_fast_forms and a weight that has one.
+  bool has_fast_forms() const;
   // Bytes of the buffers between the layers.
   std::size_t buffer_bytes() const;
 
@@ -203,6 +208,14 @@ class LlamaDecoder {
   // for the whole of it outside a step.
   void pack_head(const WeightView& weight);
   void require_head() const;
+  // The form of `linear`'s input in a pass of so many rows, and these rows of input_.
+  template <typename Linear>
+  InputForm form_of(const Linear& linear, std::int64_t rows) const {
+    return config_.has_fast_forms ? linear.fast_form(rows) : linear.input_form();
+  }
+  InputRows input_rows(std::int64_t rows, InputForm form) const {
+    return {input_.data(), input_bytes_, rows, form};
+  }
   // Attention may write what the output projection reads, where nothing has to be converted or
   // gathered in between.
   bool writes_input_directly(const Layer& layer) const {
@@ -227,8 +240,8 @@ class LlamaDecoder {
   void attend(const StepView& step, int layer);
   void project(const StepView& step, int layer);
   void enter_feed_forward(const StepView& step, int layer);
-  void gate(const Layer& layer, std::int64_t first, std::int64_t height);
-  void down(const Layer& layer, std::int64_t first, std::int64_t height);
+  void gate(const StepView& step, const Layer& layer, std::int64_t first, std::int64_t height);
+  void down(const StepView& step, const Layer& layer, std::int64_t first, std::int64_t height);
   void add_sum(const std::vector<float>& out_norm, Range rows);
   void tap(int layer, Range rows);
   void run_layers(const StepView& step);

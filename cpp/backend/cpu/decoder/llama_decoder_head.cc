@@ -27,14 +27,14 @@ void LlamaDecoder::softcap_logits(float* logits, std::int64_t n) const {
 
 void LlamaDecoder::run_head_best(const StepView& step, RowBest* best) {
   const std::int64_t rows = step.num_logit_rows, vocab = scores_.count;
+  const InputRows input = input_rows(rows, form_of(*head_, rows));
   const auto first_id = static_cast<std::int32_t>(scores_.begin);
   if (config_.final_softcap == 0.0f) {
     const int parts = head_->num_parts(rows);
     const auto needed = static_cast<std::size_t>(parts * rows);
     if (best_.size() < needed) best_.resize(needed);
     ThreadPool::global().run(parts, [&](int part, int) {
-      head_->argmax_part(input_.data(), input_bytes_, rows, best_.data() + part * rows, part,
-                         parts);
+      head_->argmax_part(input, best_.data() + part * rows, part, parts);
     });
     merge_best(best_.data(), parts, rows, best);
     for (std::int64_t i = 0; i < rows; ++i) best[i].index += best[i].index >= 0 ? first_id : 0;
@@ -43,8 +43,7 @@ void LlamaDecoder::run_head_best(const StepView& step, RowBest* best) {
   // The cap rounds large scores together: the first of those ties is the answer, so cap, then look.
   for (std::int64_t first = 0; first < rows; first += kCappedRows) {
     const std::int64_t count = std::min(kCappedRows, rows - first);
-    head_->run(input_.data() + first * input_bytes_, input_bytes_, count, head_scores_.data(),
-               vocab);
+    head_->run(input.part(first, count), head_scores_.data(), vocab);
     softcap_logits(head_scores_.data(), count * vocab);
     TokenId ids[kCappedRows];
     ArgmaxParams params;
@@ -64,7 +63,7 @@ void LlamaDecoder::run_head_best(const StepView& step, RowBest* best) {
 
 void LlamaDecoder::run_head_scores(const StepView& step, float* logits) {
   const std::int64_t rows = step.num_logit_rows, vocab = scores_.count;
-  head_->run(input_.data(), input_bytes_, rows, logits, vocab);
+  head_->run(input_rows(rows, form_of(*head_, rows)), logits, vocab);
   if (config_.final_softcap != 0.0f) softcap_logits(logits, rows * vocab);
 }
 
@@ -103,7 +102,7 @@ void LlamaDecoder::require_head() const {
 void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* scores) {
   require_head();
   const std::int64_t n = config_.hidden_size, vocab = config_.head_size;
-  const InputForm form = head_->input_form();
+  const InputForm form = form_of(*head_, rows);
   const std::int64_t row_bytes = odd_lines(input_row_bytes(form, n));
   const bool direct = form == InputForm::kF32;
   // New bytes are zero, and the pad of an odd row is never written.
@@ -116,10 +115,10 @@ void LlamaDecoder::score_rows(const float* hidden, std::int64_t rows, float* sco
       }
     });
   }
-  const void* x = direct ? static_cast<const void*>(hidden) : head_input_.data();
-  const std::int64_t x_bytes = direct ? n * 4 : row_bytes;
-  head_->run(x, x_bytes, rows, scores, vocab);
-  if (other_head_) other_head_->run(x, x_bytes, rows, scores + head_->n(), vocab);
+  const InputRows x{direct ? static_cast<const void*>(hidden) : head_input_.data(),
+                    direct ? n * 4 : row_bytes, rows, form};
+  head_->run(x, scores, vocab);
+  if (other_head_) other_head_->run(x, scores + head_->n(), vocab);
   if (config_.final_softcap != 0.0f) softcap_logits(scores, rows * vocab);
 }
 

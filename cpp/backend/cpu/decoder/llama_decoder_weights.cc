@@ -143,6 +143,8 @@ LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), o
   read_ffn_ = ffn_;
   SPECDEC_REQUIRE(is_shard() || !c.adds_partial_sums,
                   "decoder.adds_partial_sums: there are no other ranks; give bounds, or false");
+  SPECDEC_REQUIRE(!is_shard() || !c.has_fast_forms,
+                  "decoder.has_fast_forms: ranks exchange rows in one form; give false");
   if (is_shard()) take_shard();
   layers_.resize(layers);
   ropes_.resize(static_cast<std::size_t>(tables));
@@ -363,6 +365,17 @@ std::size_t LlamaDecoder::weight_bytes() const {
     }
   }
   return bytes;
+}
+
+bool LlamaDecoder::has_fast_forms() const {
+  if (!config_.has_fast_forms) return false;
+  bool found = head_ != nullptr && head_->many_rows() > 0;
+  for (const Layer& layer : layers_) {
+    for (const auto* linear : {&layer.o, &layer.gate, &layer.up, &layer.down}) {
+      found = found || (*linear && (*linear)->many_rows() > 0);
+    }
+  }
+  return found;
 }
 
 std::size_t LlamaDecoder::buffer_bytes() const {

@@ -213,10 +213,10 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
         break;
       case kGate:
         enter_feed_forward(step, layer);
-        gate(layers_[layer], 0, rows);
+        gate(step, layers_[layer], 0, rows);
         break;
       default:
-        down(layers_[layer], 0, rows);
+        down(step, layers_[layer], 0, rows);
         break;
     }
   }
@@ -231,8 +231,8 @@ void LlamaDecoder::run_whole_part(const StepView& step, int part) {
     project(step, layer);
   } else {
     enter_feed_forward(step, layer);
-    gate(layers_[layer], 0, step.num_rows);
-    down(layers_[layer], 0, step.num_rows);
+    gate(step, layers_[layer], 0, step.num_rows);
+    down(step, layers_[layer], 0, step.num_rows);
   }
 }
 

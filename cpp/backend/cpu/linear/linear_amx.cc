@@ -145,8 +145,6 @@ inline __attribute__((always_inline)) void one_row_chain(const TileArgs& args) {
   for (int v = 0; v < kVecs; ++v) write_sum(args, 0, v * Avx512Bf16::kLanes, sums[v]);
 }
 
-void one_row_tile(const TileArgs& args) { one_row_chain<Bf16Weights>(args); }
-
 void one_e4m3_row_tile(const TileArgs& args) {
   for_each_group<Avx512E4m3>(args,
                              [](const TileArgs& group) { one_row_chain<E4m3Weights>(group); });
@@ -212,6 +210,12 @@ void amx_tile(const TileArgs& args) {
   }
 }
 
+void one_row_tile(const TileArgs& args) {
+  // A cut of widened weights lies in the cache: nothing to wait for.
+  if (args.carried_in || args.carries_on) return amx_tile<1>(args);
+  one_row_chain<Bf16Weights>(args);
+}
+
 template <int kRows>
 constexpr void fill_amx_tiles(TileFn* table) {
   if constexpr (kRows == 1) {
@@ -236,7 +240,8 @@ const LinearKernels& linear_kernels_amx() {
     table.e4m3[1] = &one_e4m3_row_tile;
     table.widen = &widen_e4m3;
     table.bf16_ahead = 4096;
-    table.cut_steps = 96;
+    table.cut_steps = kMostCutSteps;
+    table.widen_groups = &widen_groups_avx512;
     table.leave = [] { _tile_release(); };
     return table;
   }();

@@ -41,30 +41,29 @@ void convert_row(const std::byte* from, DType from_dtype, std::int64_t n, std::b
   if (to_dtype == DType::kF16) ops.f32_to_f16(values, n, reinterpret_cast<std::uint16_t*>(to));
 }
 
-// A row of x in the form that `linear` takes; `wide` is scratch of k floats.
-void convert_input(const PackedLinear& linear, const std::byte* from, DType dtype, std::byte* to,
-                   float* wide) {
-  const std::int64_t k = linear.k();
-  if (linear.input_form() == InputForm::kQuant) {
+// A row of k elements in the form that the products take; `wide` is scratch of as many floats.
+void convert_input(InputForm form, std::int64_t k, const std::byte* from, DType dtype,
+                   std::byte* to, float* wide) {
+  if (form == InputForm::kQuant) {
     convert_row(from, dtype, k, reinterpret_cast<std::byte*>(wide), DType::kF32, nullptr);
     row_ops().f32_to_quant(wide, k, reinterpret_cast<QuantBlock*>(to));
     return;
   }
-  const DType target = linear.input_form() == InputForm::kF32 ? DType::kF32 : DType::kBF16;
+  const DType target = form == InputForm::kF32 ? DType::kF32 : DType::kBF16;
   convert_row(from, dtype, k, to, target, wide);
   const auto bytes = k * static_cast<std::int64_t>(dtype_bytes(target));
-  std::memset(to + bytes, 0, input_row_bytes(linear.input_form(), k) - bytes);
-  if (linear.input_form() == InputForm::kE4M3) {
+  std::memset(to + bytes, 0, input_row_bytes(form, k) - bytes);
+  if (form == InputForm::kE4M3) {
     row_ops().round_to_e4m3(k, reinterpret_cast<std::uint16_t*>(to));
   }
 }
 
 }  // namespace
 
-void run_linear(const PackedLinear& linear, const TensorView& x, const TensorView& out) {
+void run_linear(const PackedLinear& linear, const TensorView& x, const TensorView& out, bool fast) {
   static thread_local std::vector<std::byte> x_buffer, y_buffer;
   const std::int64_t rows = x.shape[0], k = linear.k(), n = linear.n();
-  const InputForm form = linear.input_form();
+  const InputForm form = fast ? linear.fast_form(rows) : linear.input_form();
   const auto x_bytes = static_cast<std::int64_t>(dtype_bytes(x.dtype));
   const auto out_bytes = static_cast<std::int64_t>(dtype_bytes(out.dtype));
   // The kernels read x in words of 4 bytes, and an odd K needs a pad that the caller's rows lack.
@@ -90,13 +89,14 @@ void run_linear(const PackedLinear& linear, const TensorView& x, const TensorVie
     if (!x_direct) {
       pool.run_items(count, k / kConvertedPerNs, [&](Range range, int rank) {
         for (std::int64_t r = range.begin; r < range.end; ++r) {
-          convert_input(linear, x_rows + r * x.strides[0] * x_bytes, x.dtype,
+          convert_input(form, k, x_rows + r * x.strides[0] * x_bytes, x.dtype,
                         x_scratch + r * scratch_stride, wide.data() + rank * k);
         }
       });
     }
-    linear.run(x_direct ? x_rows : x_scratch, x_direct ? x.strides[0] * x_bytes : scratch_stride,
-               count, y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
+    const InputRows input{x_direct ? x_rows : x_scratch,
+                          x_direct ? x.strides[0] * x_bytes : scratch_stride, count, form};
+    linear.run(input, y_direct ? reinterpret_cast<float*>(out_rows) : y_scratch,
                y_direct ? out.strides[0] : n);
     if (y_direct) continue;
     pool.run_items(count, n / kConvertedPerNs, [&](Range range, int) {

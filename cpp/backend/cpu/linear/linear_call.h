@@ -10,8 +10,10 @@ namespace specdec::cpu {
 
 // out[R, N] = x[R, K] W^T + b in any mix of dtypes, inner dimensions contiguous. The linear itself
 // sees its own input dtype and float32 out; where the caller's tensors are not that, rows go
-// through scratch of the calling thread. Runs on ThreadPool::global().
-void run_linear(const PackedLinear& linear, const TensorView& x, const TensorView& out);
+// through scratch of the calling thread. Runs on ThreadPool::global(). `fast`: rows go in
+// fast_form().
+void run_linear(const PackedLinear& linear, const TensorView& x, const TensorView& out,
+                bool fast = false);
 
 // float32 rows [rows, columns], contiguous, as run_linear takes them.
 inline TensorView rows_view(const float* data, std::int64_t rows, std::int64_t columns) {

@@ -54,12 +54,20 @@ inline constexpr int kScaledCodes = 2048;
 // bytes; `prefetch` is fetched in the rhythm in which codes are read.
 using WidenFn = void (*)(const std::byte* codes, std::uint16_t* out, const std::byte* prefetch);
 
+// 32 k of a panel in bf16: steps, and elements.
+inline constexpr int kWideGroupSteps = 16, kWideGroup = 1024;
+// out[groups * kWideGroup] = successive groups of a panel of quantised weights in steps of bf16,
+// each element rounded. `step` and `out` are aligned to 64 bytes; `prefetch` as above.
+using WidenGroupsFn = void (*)(const std::byte* step, std::int64_t groups, std::uint16_t* out,
+                               const std::byte* prefetch);
+
 inline constexpr int kMaxTileRows = 32;
 
 // How far ahead of the reads a lone row tile fetches.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
 // Rows whose chains are in hand at a time where they are cut.
-inline constexpr int kCarriedRows = 128;
+inline constexpr int kCarriedRows = 256;
+inline constexpr int kMostCutSteps = 96;
 
 // Links of one chain; the sums of successive chains are added up in order.
 inline constexpr int kChainSteps = 128;
@@ -79,9 +87,13 @@ struct LinearKernels {
   // is null.
   TileFn e4m3[kMaxTileRows + 1];
   WidenFn widen;
+  // What widens quantised weights for the tiles of bf16; null where these are no faster than
+  // products of 8 bits, however many rows there are (PackedLinear::fast_form).
+  WidenGroupsFn (*widen_groups)(WeightType type) = nullptr;
   // How far ahead of its reads a lone tile of bf16 rows fetches.
   std::int64_t bf16_ahead = kPrefetchBytes;
-  // bf16 rows of several tiles take so many steps of a panel at a time. They, a tile's x of these k
+  // bf16 rows of several tiles take so many steps of a panel at a time, and so do all rows where
+  // groups are widened, at most kMostCutSteps. They, a tile's x of these k
   // and the sums of kCarriedRows rows fit the first-level cache. 0: whole chains.
   int cut_steps = 0;
   // Ends a series of calls that set up tile registers; null where there are none.
@@ -95,5 +107,7 @@ const LinearKernels& linear_kernels_avx2();
 const LinearKernels& linear_kernels_avx512();
 const LinearKernels& linear_kernels_avx512_bf16();
 const LinearKernels& linear_kernels_amx();
+
+WidenGroupsFn widen_groups_avx512(WeightType type);
 
 }  // namespace specdec::cpu

@@ -15,6 +15,12 @@ static_assert(kChainSteps % (kScaledGroup / 2) == 0);
 // Many rows of x on quantised weights: a block of panels stays in the second-level cache while
 // tiles of few rows (QuantKernels::prefill_rows) pass over it.
 constexpr std::int64_t kPanelBlockBytes = 256 * 1024;
+// From so many rows on, widening weights of 4 and of 8 bits for tiles saves time
+// (benchmarks/linear_rows.py --fast).
+constexpr std::int64_t kWidenedRows4 = 16, kWidenedRows8 = 20;
+// Elements of what is widened at a time.
+constexpr std::int64_t kMostWide = kMostCutSteps / kWideGroupSteps * kWideGroup;
+static_assert(kMostWide >= kScaledCodes && kMostCutSteps % kWideGroupSteps == 0);
 // What one thread reads and multiplies in a nanosecond, roughly: sizes of parts follow from it.
 constexpr std::int64_t kBytesPerNs = 16;
 constexpr std::int64_t kMultiplyAddsPerNs = 100;
@@ -54,6 +60,16 @@ std::int64_t WeightView::columns() const {
   return view.shape[1] % size.bytes == 0 ? view.shape[1] / size.bytes * size.elements : -1;
 }
 
+std::int64_t PackedLinear::many_rows() const {
+  if (!is_quantised(type_) || kernels_->widen_groups == nullptr) return 0;
+  return quant_format(type_).nibbles ? kWidenedRows4 : kWidenedRows8;
+}
+
+InputForm PackedLinear::fast_form(std::int64_t rows) const {
+  const std::int64_t many = many_rows();
+  return many > 0 && rows >= many ? InputForm::kBF16 : input_form();
+}
+
 PackedLinear::~PackedLinear() = default;
 PackedLinear::PackedLinear(PackedLinear&&) noexcept = default;
 PackedLinear& PackedLinear::operator=(PackedLinear&&) noexcept = default;
@@ -61,12 +77,17 @@ PackedLinear& PackedLinear::operator=(PackedLinear&&) noexcept = default;
 // Calls sink(panel, first_row, num_rows, run) for every tile of a part, where run(y, y_stride)
 // computes one stretch of the tile's chains and adds it to y (the first one replaces y).
 template <typename Sink>
-void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
-                                 int part, int parts, Sink&& sink) const {
-  if (is_quantised(type_)) {
-    for_each_quant_tile(x, x_row_bytes, rows, part, parts, sink);
+void PackedLinear::for_each_tile(const InputRows& input, int part, int parts, Sink&& sink) const {
+  if (input.form == InputForm::kQuant) {
+    for_each_quant_tile(input, part, parts, sink);
     return;
   }
+  const auto* x = static_cast<const std::byte*>(input.data);
+  const std::int64_t x_row_bytes = input.row_bytes, rows = input.rows;
+  // Quantised groups become steps of bf16, a cut at a time.
+  const WidenGroupsFn widen_groups = is_quantised(type_) ? kernels_->widen_groups(type_) : nullptr;
+  const bool is_widened = widen_groups != nullptr;
+  const std::int64_t steps = is_widened ? steps_ * kWideGroupSteps : steps_;
   const Range panels = share(panels_, part, parts);
   const bool scaled = is_e4m3(type_);
   const bool has_own_tile = rows == 1 && kernels_->e4m3[1] != nullptr;
@@ -78,13 +99,14 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
                                                     : kernels_->bf16;
   const bool is_bf16 = table == kernels_->bf16;
   const std::int64_t max_rows = is_bf16 ? kernels_->bf16_rows : kernels_->max_rows;
-  const std::int64_t step_bytes = panel_bytes_ / steps_;
+  const std::int64_t step_bytes = panel_bytes_ / steps_;  // as they are packed
   const std::int64_t chain = is_bf16 ? kernels_->bf16_chain : kChainSteps;
   const std::int64_t ahead = is_bf16 ? kernels_->bf16_ahead : kPrefetchBytes;
   const std::int64_t stretch = widens ? kScaledGroup / 2 : chain;
-  const bool cuts = is_bf16 && !widens && kernels_->cut_steps != 0 && rows > max_rows;
+  const bool cuts =
+      is_widened || (is_bf16 && !widens && kernels_->cut_steps != 0 && rows > max_rows);
   const std::int64_t block_rows = cuts ? kCarriedRows : rows;
-  alignas(64) std::uint16_t wide[kScaledCodes];
+  alignas(64) std::uint16_t wide[kMostWide];
   alignas(64) float carry[kCarriedRows * kColumns];
   int configured_rows = 0;
   TileArgs args;
@@ -94,17 +116,23 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
   // Steps [step, step + count) of a panel, at args.panel, for a block of rows.
   const auto run_stretch = [&](std::int64_t panel, Range block, std::int64_t step,
                                std::int64_t count) {
-    const bool last_block = step + count == steps_;
+    const bool last_block = step + count == steps;
     const float* bias = last_block && !bias_.empty() ? bias_.data() + panel * kColumns : nullptr;
     args.bias = has_row_scales ? nullptr : bias;
     args.resume = step != 0;
     const std::int64_t size = block.end - block.begin;
     const std::int64_t tiles = (size + max_rows - 1) / max_rows;
-    const std::int64_t cut = cuts && tiles > 1 ? kernels_->cut_steps : count;
+    const std::int64_t cut = cuts && (tiles > 1 || is_widened) ? kernels_->cut_steps : count;
     for (std::int64_t done = 0; done < count; done += cut) {
       args.steps = std::min(cut, count - done);
       args.carried_in = done != 0;
       args.carries_on = done + args.steps < count;
+      if (is_widened) {
+        const std::int64_t group = (step + done) / kWideGroupSteps;
+        const std::byte* groups = packed_ + panel * panel_bytes_ + group * step_bytes;
+        widen_groups(groups, args.steps / kWideGroupSteps, wide, groups + kPrefetchBytes);
+        args.panel = reinterpret_cast<const std::byte*>(wide);
+      }
       for (std::int64_t tile = 0; tile < tiles; ++tile) {
         const std::int64_t offset = size * tile / tiles, row = block.begin + offset;
         const int height = static_cast<int>(size * (tile + 1) / tiles - offset);
@@ -113,7 +141,7 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
         // The last of several tiles reads the panel from the cache, so it fetches what follows.
         const bool fetch_next = tiles > 1 && tile + 1 == tiles;
         args.prefetch = args.panel + (fetch_next ? args.steps * step_bytes : ahead);
-        if (widens) args.prefetch = args.panel;  // widen() has fetched
+        if (widens || is_widened) args.prefetch = args.panel;  // what widens them has fetched
         if (args.carries_on) {
           table[height](args);
           continue;
@@ -129,14 +157,14 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
           }
         });
       }
-      args.panel += args.steps * step_bytes;
+      if (!is_widened) args.panel += args.steps * step_bytes;
     }
   };
 
   for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
     for (std::int64_t first = 0; first < rows; first += block_rows) {
       const Range block{first, std::min(first + block_rows, rows)};
-      for (std::int64_t step = 0; step < steps_; step += stretch) {
+      for (std::int64_t step = 0; step < steps; step += stretch) {
         args.panel = packed_ + panel * panel_bytes_ + step * step_bytes;
         args.scale = nullptr;
         if (widens) {
@@ -147,7 +175,7 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
           kernels_->widen(codes, wide, codes + kPrefetchBytes);
           args.panel = reinterpret_cast<const std::byte*>(wide);
         }
-        run_stretch(panel, block, step, std::min(stretch, steps_ - step));
+        run_stretch(panel, block, step, std::min(stretch, steps - step));
       }
     }
   }
@@ -157,8 +185,10 @@ void PackedLinear::for_each_tile(const std::byte* x, std::int64_t x_row_bytes, s
 // The same for quantised weights: a tile is a whole panel, its stretches of k are done in one go.
 // Row tiles pass over a block of panels before the next block is read.
 template <typename Sink>
-void PackedLinear::for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes,
-                                       std::int64_t rows, int part, int parts, Sink&& sink) const {
+void PackedLinear::for_each_quant_tile(const InputRows& input, int part, int parts,
+                                       Sink&& sink) const {
+  const auto* x = static_cast<const std::byte*>(input.data);
+  const std::int64_t x_row_bytes = input.row_bytes, rows = input.rows;
   const QuantTileFn compute = quant_kernels_->of(type_);
   const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : quant_kernels_->prefill_rows;
   const std::int64_t tiles = (rows + most - 1) / most;
@@ -202,39 +232,36 @@ int PackedLinear::num_parts(std::int64_t rows, int matrices) const {
   return ThreadPool::global().pieces(panels, ns * matrices);
 }
 
-void PackedLinear::run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                       std::int64_t y_stride) const {
-  const int parts = num_parts(rows);
-  ThreadPool::global().run(
-      parts, [&](int part, int) { run_part(x, x_row_bytes, rows, y, y_stride, part, parts); });
+void PackedLinear::run(const InputRows& x, float* y, std::int64_t y_stride) const {
+  const int parts = num_parts(x.rows);
+  ThreadPool::global().run(parts, [&](int part, int) { run_part(x, y, y_stride, part, parts); });
 }
 
-void PackedLinear::run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                            std::int64_t y_stride, int part, int parts) const {
-  if (rows <= 0) return;
-  for_each_tile(static_cast<const std::byte*>(x), x_row_bytes, rows, part, parts,
-                [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
-                  float* out = y + row * y_stride + panel * kColumns;
-                  const std::int64_t width =
-                      std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
-                  if (width == kColumns) {
-                    compute(out, y_stride);
-                    return;
-                  }
-                  // The last panel is padded with zero columns, y is not.
-                  alignas(64) float tile[kQuantTileRows * kColumns] = {};
-                  for (int m = 0; m < height; ++m) {
-                    std::copy_n(out + m * y_stride, width, tile + m * kColumns);
-                  }
-                  compute(tile, kColumns);
-                  for (int m = 0; m < height; ++m) {
-                    std::copy_n(tile + m * kColumns, width, out + m * y_stride);
-                  }
-                });
+void PackedLinear::run_part(const InputRows& x, float* y, std::int64_t y_stride, int part,
+                            int parts) const {
+  if (x.rows <= 0) return;
+  for_each_tile(
+      x, part, parts, [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
+        float* out = y + row * y_stride + panel * kColumns;
+        const std::int64_t width = std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
+        if (width == kColumns) {
+          compute(out, y_stride);
+          return;
+        }
+        // The last panel is padded with zero columns, y is not.
+        alignas(64) float tile[kQuantTileRows * kColumns] = {};
+        for (int m = 0; m < height; ++m) {
+          std::copy_n(out + m * y_stride, width, tile + m * kColumns);
+        }
+        compute(tile, kColumns);
+        for (int m = 0; m < height; ++m) {
+          std::copy_n(tile + m * kColumns, width, out + m * y_stride);
+        }
+      });
 }
 
-void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows,
-                               RowBest* best, int part, int parts) const {
+void PackedLinear::argmax_part(const InputRows& x, RowBest* best, int part, int parts) const {
+  const std::int64_t rows = x.rows;
   std::fill_n(best, rows, RowBest{});
   // Scores of one panel for a slice of rows: all row tiles of the slice share one reading of it.
   constexpr std::int64_t kSliceRows = 120;
@@ -242,7 +269,7 @@ void PackedLinear::argmax_part(const void* x, std::int64_t x_row_bytes, std::int
   for (std::int64_t first = 0; first < rows; first += kSliceRows) {
     const std::int64_t slice = std::min(kSliceRows, rows - first);
     for_each_tile(
-        static_cast<const std::byte*>(x) + first * x_row_bytes, x_row_bytes, slice, part, parts,
+        x.part(first, slice), part, parts,
         [&](std::int64_t panel, std::int64_t from, int height, bool complete, auto&& compute) {
           float* tile = slice_scores + from * kColumns;
           compute(tile, kColumns);

@@ -5,9 +5,11 @@
 // threads. (A step is one k, for bf16 weights a pair: one dot-product-of-two with avx512_bf16.)
 // For e4m3 weights a stretch is 32 steps, 64 k, and its sum is multiplied by the column's scale
 // before it is added; in f8_a8 the sum of all is multiplied by the row's scale before the bias.
-// For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed.
+// For quantised weights it is the sum of quant_kernels.h, over steps of 32 k, just as fixed. Many
+// rows may take another way where a caller asks for it (fast_form): then y is that of bf16 weights,
+// the elements rounded, and depends on the number of rows in so far as the caller chose by it.
 //
-// x is in input_form(). y is float32.
+// x is in input_form() or fast_form(). y is float32.
 #pragma once
 
 #include <algorithm>
@@ -48,6 +50,17 @@ enum class InputForm : std::uint8_t { kF32, kBF16, kE4M3, kQuant };
 std::int64_t input_row_bytes(InputForm form, std::int64_t k);
 // Bytes in front of element k, a multiple of 32.
 std::int64_t input_offset(InputForm form, std::int64_t k);
+
+// Rows of x, all in one form, row_bytes apart.
+struct InputRows {
+  const void* data;
+  std::int64_t row_bytes, rows;
+  InputForm form;
+
+  InputRows part(std::int64_t first, std::int64_t count) const {
+    return {static_cast<const std::byte*>(data) + first * row_bytes, row_bytes, count, form};
+  }
+};
 
 // A weight [N, K]: floats, or uint8 [N, bytes of a row] in a block format.
 struct WeightView {
@@ -104,6 +117,11 @@ class PackedLinear {
     return type_ == WeightType::kBF16 || type_ == WeightType::kF8G ? InputForm::kBF16
                                                                    : InputForm::kF32;
   }
+  // What so many rows may be in, too, if it is faster for them: bf16 in place of 8 bits on
+  // processors with tiles, for many_rows() or more.
+  InputForm fast_form(std::int64_t rows) const;
+  // 0: however many there are, fast_form is input_form.
+  std::int64_t many_rows() const;
   // Bytes of packed weights and biases, padding included.
   std::size_t bytes() const { return bytes_; }
   // What is packed, for as long as this object lives.
@@ -121,20 +139,17 @@ class PackedLinear {
     return {std::min(panels.begin * kPanelColumns, n_), std::min(panels.end * kPanelColumns, n_)};
   }
 
-  // y[rows, n] = x[rows, k] W^T + b, dealt out over ThreadPool::global(). x_row_bytes: from row to
-  // row; y_stride: elements. Allocates nothing.
-  void run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-           std::int64_t y_stride) const;
+  // y[rows, n] = x[rows, k] W^T + b, dealt out over ThreadPool::global(); y_stride: elements.
+  // Allocates nothing.
+  void run(const InputRows& x, float* y, std::int64_t y_stride) const;
 
   // One part of it, for use inside a piece of work. Columns are split, so each part reads only its
   // own weights.
-  void run_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                std::int64_t y_stride, int part, int parts) const;
+  void run_part(const InputRows& x, float* y, std::int64_t y_stride, int part, int parts) const;
 
   // As run_part, but keeps only the best column per row: best[rows] of this part is overwritten.
   // merge_best() joins the parts afterwards.
-  void argmax_part(const void* x, std::int64_t x_row_bytes, std::int64_t rows, RowBest* best,
-                   int part, int parts) const;
+  void argmax_part(const InputRows& x, RowBest* best, int part, int parts) const;
 
   // Reads a part of the packed weights and does nothing else; returns a checksum. This is the floor
   // that benchmarks hold run against, on the same memory.
@@ -148,11 +163,9 @@ class PackedLinear {
   void take_layout();
   void pack(const std::vector<WeightView>& weights, std::byte* packed);
   template <typename Sink>
-  void for_each_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows, int part,
-                     int parts, Sink&& sink) const;
+  void for_each_tile(const InputRows& input, int part, int parts, Sink&& sink) const;
   template <typename Sink>
-  void for_each_quant_tile(const std::byte* x, std::int64_t x_row_bytes, std::int64_t rows,
-                           int part, int parts, Sink&& sink) const;
+  void for_each_quant_tile(const InputRows& input, int part, int parts, Sink&& sink) const;
 
   std::int64_t n_ = 0, k_ = 0, panels_ = 0;
   std::int64_t steps_ = 0;        // k, pairs of k for bf16 and e4m3, groups of 32 if quantised

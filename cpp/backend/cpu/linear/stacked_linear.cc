@@ -37,10 +37,9 @@ std::size_t StackedLinear::bytes() const {
   return bytes;
 }
 
-void StackedLinear::run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-                        std::int64_t y_stride) const {
+void StackedLinear::run(const InputRows& x, float* y, std::int64_t y_stride) const {
   for (const PackedLinear& part : parts_) {
-    part.run(x, x_row_bytes, rows, y, y_stride);
+    part.run(x, y, y_stride);
     y += part.n();
   }
 }

@@ -22,10 +22,10 @@ class StackedLinear {
   const std::vector<PackedLinear>& parts() const { return parts_; }
   std::int64_t n() const { return n_; }
   InputForm input_form() const { return parts_.front().input_form(); }
+  InputForm fast_form(std::int64_t rows) const { return parts_.front().fast_form(rows); }
   std::size_t bytes() const;
   // As PackedLinear::run.
-  void run(const void* x, std::int64_t x_row_bytes, std::int64_t rows, float* y,
-           std::int64_t y_stride) const;
+  void run(const InputRows& x, float* y, std::int64_t y_stride) const;
 
  private:
   void add(PackedLinear part);
