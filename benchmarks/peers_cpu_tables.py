@@ -60,13 +60,20 @@ def _summarise_width(programs: dict[str, dict[int, Any]], sets: list[str]) -> di
             "rounds": good,
             "version": next(c for c in by_round.values() if "failed" not in c)["version"],
             "load_average": [c["load_average"] for c in by_round.values()],
-            "same_text_as_plain": _same_text(programs, program, f"{program.split()[0]} plain"),
+            "same_text_as_plain": _same_text(programs, program, _plain_of(program)),
         }
         if program == f"{OURS} plain" and "llama_cpp plain" in programs:
             lines[program]["same_text_as_llama_cpp"] = _same_text(
                 programs, program, "llama_cpp plain"
             )
     return {"programs": lines, "ratios": _ratios(measured)}
+
+
+def _plain_of(program: str) -> str:
+    """The program whose text this one's should be: its own, decoded plainly."""
+    peer, method = program.split()[:2]
+    mode = "fast_" if method.startswith("fast_") else ""
+    return f"{peer} {mode}plain"
 
 
 def _same_text(programs: dict[str, dict[int, Any]], a: str, b: str) -> str:

@@ -112,9 +112,11 @@ struct SpecAttentionParams {
   const float* k_scale = nullptr;  // [G] or [1]
   const float* v_scale = nullptr;
   std::int32_t scale_stride = 0;  // 1: one scale per KV head, 0: one for all
-  // Accelerators only (the CPU is always exact). Exact: a row's bits do not depend on which part of
-  // its path is still a draft; see backend/attention/arithmetic.h. They do depend on max_depth.
+  // Exact: a row's bits do not depend on which part of its path is still a draft, nor on the other
+  // rows; see backend/attention/arithmetic.h. On accelerators they do depend on max_depth. A CPU
+  // without tile instructions is always exact.
   bool exact = true;
+  // The rest is for accelerators alone.
   std::int32_t max_depth = kMaxDraftLen;  // D: no node of a tree lies deeper
   const char* instance = nullptr;         // name of a row of the kernel table; null: the best one
   // The workspace holds the plan of a call that differs in q, out, layer and scales at most. Of

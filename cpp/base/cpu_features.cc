@@ -1,5 +1,7 @@
 #include "base/cpu_features.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <string>
@@ -27,6 +29,14 @@ CpuIsa capped_isa() {
 CpuIsa cpu_isa() {
   static const CpuIsa isa = capped_isa();
   return isa;
+}
+
+std::int64_t second_level_cache_bytes() {
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  return std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0L);
+#else
+  return 0;
+#endif
 }
 
 const char* cpu_isa_name(CpuIsa isa) {

@@ -1,5 +1,7 @@
-// Which instruction set the CPU kernels use, decided once per process.
+// Which instruction set the CPU kernels use, decided once per process; sizes of caches.
 #pragma once
+
+#include <cstdint>
 
 namespace specdec {
 
@@ -19,5 +21,8 @@ CpuIsa detect_cpu_isa();
 // The processor has tiles of bf16 (AMX), and the operating system has given this process their
 // registers, which this asks for; amx_linux.cc or amx_none.cc.
 bool may_use_amx();
+
+// Of one core; 0 where the system does not say.
+std::int64_t second_level_cache_bytes();
 
 }  // namespace specdec

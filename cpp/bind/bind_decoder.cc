@@ -263,9 +263,9 @@ void register_decoder(py::module_& m) {
           "the rows of each projection that lie between those of ``shard_rank``; with "
           "``adds_partial_sums`` the output and the down projection have all rows, of the columns "
           "that this rank computes, and the ranks' sums are added up. ``has_fast_forms``: passes "
-          "of "
-          "many rows multiply quantised weights as bfloat16 where that is faster (processors with "
-          "tiles), so a row's bits depend on how many rows a pass has; not for a shard.")
+          "of many rows multiply quantised weights as bfloat16, and attention "
+          "rounds to it, where that is faster (processors with tiles), so a row's bits depend on "
+          "how many rows a pass has; not for a shard.")
       .def("set_embedding", &set_weight<&LlamaDecoder::set_embedding>, py::arg("weight"),
            "weight [V, hidden]; with tied embeddings it is the head as well.")
       .def("set_head", &set_weight<&LlamaDecoder::set_head>, py::arg("weight"),

@@ -69,6 +69,7 @@ __all__: list[str] = [
     "grow_beams",
     "grow_drafts",
     "guess_tree",
+    "has_fast_attention",
     "keep_hidden",
     "kv_row_bytes",
     "kv_row_width",
@@ -340,7 +341,7 @@ class LlamaDecoder:
         has_fast_forms: bool = False,
     ) -> None:
         """
-        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``; with ``adds_partial_sums`` the output and the down projection have all rows, of the columns that this rank computes, and the ranks' sums are added up. ``has_fast_forms``: passes of many rows multiply quantised weights as bfloat16 where that is faster (processors with tiles), so a row's bits depend on how many rows a pass has; not for a shard.
+        Fields as in config.json; ``rope_index`` and ``sliding_window`` have one entry per layer (table index or -1; tokens or 0). ``sink_tokens``: of a text's start that layers with a window see besides. ``max_rows`` sizes the buffers. ``head_size``: rows of the head if they are not the whole vocabulary. With bounds [ranks + 1] it computes the rows of each projection that lie between those of ``shard_rank``; with ``adds_partial_sums`` the output and the down projection have all rows, of the columns that this rank computes, and the ranks' sums are added up. ``has_fast_forms``: passes of many rows multiply quantised weights as bfloat16, and attention rounds to it, where that is faster (processors with tiles), so a row's bits depend on how many rows a pass has; not for a shard.
         """
     def bind_cache(
         self,
@@ -2037,6 +2038,11 @@ def guess_tree(
 ) -> tuple[typing.Any, ...]:
     """
     (heads, ranks, parents, worth) of the nodes of Medusa choices, int32 and float64 [n]: what rank of which head each is, its parent (-1: the golden token), and the probability that it is accepted by ``rates`` float64 [heads, ranks]. ``likeliest``: those that are worth most first, else in their own order.
+    """
+
+def has_fast_attention(kv_dtype: str, head_dim: typing.SupportsInt | typing.SupportsIndex) -> bool:
+    """
+    Whether attention on the CPU with ``exact=False`` ever has other bits than with ``exact=True``: it multiplies bfloat16 K/V in tiles, where a processor has these.
     """
 
 def keep_hidden(

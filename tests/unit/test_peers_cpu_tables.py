@@ -50,6 +50,7 @@ def test_ratios_are_taken_within_a_round_against_the_best_peer():
     programs = found["programs"]
     assert programs["ours plain"]["same_text_as_llama_cpp"] == "1/2"
     assert programs["llama_cpp lookup"]["same_text_as_plain"] == "1/2"
+    assert programs["ours fast_default"]["same_text_as_plain"] == ""
     assert programs["openvino plain"] == {"failed": "no such type"}
     tables = peers_cpu_tables.tables_of({"results": {"Q4_0": found}, "not_installed": ["vllm"]})
     assert "failed: no such type" in tables[0] and tables[2] == "Not installed: vllm."

@@ -60,8 +60,8 @@ class NativeModel:
     """A StepModel on the native decoder (`impl` "native").
 
     numerics        "exact"; "fast" for one of several ranks that add up partial sums, and where
-                    passes of many rows multiply quantised weights as bfloat16
-    has_fast_forms  the latter
+                    passes of many rows round more of their inputs to bfloat16
+    has_fast_forms  they do so with those of quantised weights
     weights_config  the entries of decoder_config() that packed weights depend on
     quantization_errors
                     of matrices that were narrowed at load: (name, relative error), worst first
@@ -172,9 +172,12 @@ class NativeModel:
         if shard is not None and shard.sums:
             reason = "sums are added up across ranks; a row's bits depend on their number alone"
         self.has_fast_forms = bool(self._decoder.has_fast_forms)
-        if self.has_fast_forms:
+        has_fast_attention = bool(how["has_fast_forms"]) and _core.has_fast_attention(
+            self.kv_storage.dtype, self.head_dim
+        )
+        if self.has_fast_forms or has_fast_attention:
             self.numerics = "fast"
-            reason = "passes of many rows multiply quantised weights as bfloat16"
+            reason = "passes of many rows multiply in bfloat16"
         self.info = shape_info(
             config,
             shape,

@@ -4,4 +4,6 @@ namespace specdec::cpu {
 
 const AttentionKernels& attention_kernels() { return attention_kernels_plain(); }
 
+const AttentionKernels& fast_attention_kernels() { return attention_kernels(); }
+
 }  // namespace specdec::cpu

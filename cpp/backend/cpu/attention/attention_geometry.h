@@ -104,5 +104,21 @@ struct SlotReader {
   std::int64_t stride_page, stride_token;
 };
 
+// Where the keys of a score tile lie.
+struct KeyTile {
+  bool own;                // of the tree's rows
+  int column;              // of the first one in slot_scores if own, else in scores
+  std::int32_t slot, end;  // of the first key, and the first one behind the last of its kind
+};
+
+inline KeyTile key_tile(const AttentionBlock& block, int tile, int shared_tiles, int tile_keys) {
+  const bool own = tile >= shared_tiles;
+  const int column = (own ? tile - shared_tiles : tile) * tile_keys;
+  const bool first = !own && column < block.head;  // of the sinks' columns
+  if (own) return {true, column, block.kv_len + column, block.kv_len + block.num_rows};
+  if (first) return {false, column, column, block.head};
+  return {false, column, column + column_shift(block), block.shared};
+}
+
 }  // namespace
 }  // namespace specdec::cpu

@@ -139,19 +139,13 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
   const SlotReader<T> reader(block, p.cache.k, p.k_scale);
   const int shared_tiles = num_shared_tiles(block, kTileKeys<V>);
   for (int tile = tile_begin; tile < tile_end; ++tile) {
-    const bool own = tile >= shared_tiles;  // the tree's own rows, by slot
-    const int column = (own ? tile - shared_tiles : tile) * kTileKeys<V>;
-    const bool first = !own && column < block.head;  // of the sinks' columns
-    const std::int32_t slot = column + (own ? block.kv_len : first ? 0 : column_shift(block));
-    const std::int32_t end = own     ? block.kv_len + block.num_rows
-                             : first ? block.head
-                                     : block.shared;
-    const int keys = min_of(end - slot, kTileKeys<V>);
-    const int next_keys = min_of(end - slot - keys, kTileKeys<V>);
-    fill_k_tile<V, T>(reader, block, slot, keys, tile + 1 < tile_end ? next_keys : 0, head_dim,
+    const KeyTile at = key_tile(block, tile, shared_tiles, kTileKeys<V>);
+    const int keys = min_of(at.end - at.slot, kTileKeys<V>);
+    const int next_keys = min_of(at.end - at.slot - keys, kTileKeys<V>);
+    fill_k_tile<V, T>(reader, block, at.slot, keys, tile + 1 < tile_end ? next_keys : 0, head_dim,
                       scratch.v_tile, scratch.k_tile);
-    float* out = (own ? block.slot_scores : block.scores) + column;
-    const std::int64_t stride = own ? kMaxStepTokens : block.stride;
+    float* out = (at.own ? block.slot_scores : block.scores) + at.column;
+    const std::int64_t stride = at.own ? kMaxStepTokens : block.stride;
     for (int i = 0; i < block.count; i += V::kScoreRows) {
       with_constant<V::kScoreRows>(min_of(block.count - i, V::kScoreRows), [&](auto n) {
         score_rows<V, n>(scratch.k_tile, scratch.q + i * head_dim, head_dim, p.scale,
@@ -161,19 +155,22 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
   }
 }
 
+// Of any type.
+inline void fill_q(const AttentionBlock& block, float* q) {
+  switch (block.params->dtype) {
+    case DType::kBF16:
+      return fill_q<Bf16>(block, q);
+    case DType::kF16:
+      return fill_q<F16>(block, q);
+    default:
+      return fill_q<float>(block, q);
+  }
+}
+
 template <typename V>
 void scores(const AttentionBlock& block, const RankScratch& scratch, int tile_begin, int tile_end) {
   if (tile_begin >= tile_end) return;
-  switch (block.params->dtype) {
-    case DType::kBF16:
-      fill_q<Bf16>(block, scratch.q);
-      break;
-    case DType::kF16:
-      fill_q<F16>(block, scratch.q);
-      break;
-    default:
-      fill_q<float>(block, scratch.q);
-  }
+  fill_q(block, scratch.q);
   switch (block.params->cache.dtype) {
     case DType::kBF16:
       return scores_of<V, Bf16>(block, scratch, tile_begin, tile_end);

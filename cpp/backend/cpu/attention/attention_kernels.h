@@ -65,6 +65,13 @@ const AttentionKernels& attention_kernels();  // of cpu_isa()
 const AttentionKernels& attention_kernels_plain();
 const AttentionKernels& attention_kernels_avx2();
 const AttentionKernels& attention_kernels_avx512();
+// For calls that need not be exact: with tiles where there are any, else the same.
+const AttentionKernels& fast_attention_kernels();
+const AttentionKernels& attention_kernels_amx();
+// Whether those multiply such K/V in tiles: pairs of head dims fill whole registers.
+constexpr bool takes_tiles(DType kv_dtype, std::int64_t head_dim) {
+  return kv_dtype == DType::kBF16 && head_dim % 32 == 0;
+}
 
 // The column of a position is so much less; not of those in columns [0, head).
 inline std::int32_t column_shift(const AttentionBlock& block) { return block.base - block.head; }

@@ -114,10 +114,44 @@ struct ValueReader {
   bool in_place;
 };
 
+inline void fill_ranges(const AttentionBlock& block, RowRange* range) {
+  const int group = group_size(block);
+  for (int i = 0; i < block.count; ++i) {
+    const int row = (block.first + i) / group;
+    range[i] = i > 0 && row == (block.first + i - 1) / group ? range[i - 1] : row_range(block, row);
+  }
+}
+
+// Adds what a tree's rows see of each other to acc.
+template <typename V, typename T>
+inline void add_tree_values(const AttentionBlock& block, const ValueReader<V, T>& reader,
+                            const RowRange* range, float* v_tile, float* acc, int acc_stride) {
+  const int group = group_size(block);
+  const float *rows[kMaxStepTokens], *by_slot[kMaxStepTokens];
+  reader.read(block.kv_len, block.num_rows, 0, v_tile, by_slot);
+  std::int32_t slots[kMaxStepTokens];
+  for (int i = 0; i < block.count;) {
+    const int row = (block.first + i) / group;
+    int next = i + 1;
+    while (next < block.count && (block.first + next) / group == row) ++next;
+    const int length = path_slots(block, row, slots);
+    for (int k = 0; k < length; ++k) rows[k] = by_slot[slots[k]];
+    const int skip = max_of(range[i].low - block.kv_len, 0);  // ancestors behind the window
+    const int sinks = max_of(range[i].sink - block.kv_len, 0);
+    const float* p = block.scores + i * block.stride + (block.kv_len - column_shift(block));
+    if (sinks > 0) {
+      add_values_of<V>(rows, 0, reader.begin, reader.end, sinks, p, block.stride, next - i,
+                       acc + i * acc_stride, acc_stride);
+    }
+    add_values_of<V>(rows + skip, 0, reader.begin, reader.end, length - skip, p + skip,
+                     block.stride, next - i, acc + i * acc_stride, acc_stride);
+    i = next;
+  }
+}
+
 template <typename V, typename T>
 inline void values_of(const AttentionBlock& block, const RankScratch& scratch, int dim_begin,
                       int dim_end) {
-  const int group = group_size(block);
   const int head_dim = block.params->cache.head_dim;
   // In whole vectors; the lanes past the head dim are zero and never stored.
   const int acc_stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
@@ -129,11 +163,7 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
   }
 
   RowRange range[kMaxBlockRowHeads];
-  for (int i = 0; i < block.count; ++i) {
-    const int row = (block.first + i) / group;
-    range[i] = i > 0 && row == (block.first + i - 1) / group ? range[i - 1] : row_range(block, row);
-  }
-
+  fill_ranges(block, range);
   const float* rows[kMaxStepTokens];
   std::int32_t lowest = block.shared;
   for (int i = 0; i < block.count; ++i) lowest = min_of(lowest, range[i].low);
@@ -171,28 +201,7 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
   add_shared(lowest, block.shared, column_shift(block),
              [](const RowRange& r) { return Span{r.low, r.high}; });
 
-  if (block.is_tree) {
-    const float* by_slot[kMaxStepTokens];
-    reader.read(block.kv_len, block.num_rows, 0, scratch.v_tile, by_slot);
-    std::int32_t slots[kMaxStepTokens];
-    for (int i = 0; i < block.count;) {
-      const int row = (block.first + i) / group;
-      int next = i + 1;
-      while (next < block.count && (block.first + next) / group == row) ++next;
-      const int length = path_slots(block, row, slots);
-      for (int k = 0; k < length; ++k) rows[k] = by_slot[slots[k]];
-      const int skip = max_of(range[i].low - block.kv_len, 0);  // ancestors behind the window
-      const int sinks = max_of(range[i].sink - block.kv_len, 0);
-      const float* p = block.scores + i * block.stride + (block.kv_len - column_shift(block));
-      if (sinks > 0) {
-        add_values_of<V>(rows, 0, dim_begin, end, sinks, p, block.stride, next - i,
-                         acc + i * acc_stride, acc_stride);
-      }
-      add_values_of<V>(rows + skip, 0, dim_begin, end, length - skip, p + skip, block.stride,
-                       next - i, acc + i * acc_stride, acc_stride);
-      i = next;
-    }
-  }
+  if (block.is_tree) add_tree_values(block, reader, range, scratch.v_tile, acc, acc_stride);
 }
 
 template <typename T>
@@ -209,6 +218,18 @@ inline void write_out(const AttentionBlock& block, const float* acc, int begin, 
     const float* from = acc + i * acc_stride;
     const float sum = block.sums[i];
     for (int d = begin; d < end; ++d) store_element(to + d, from[d] / sum);
+  }
+}
+
+// To q's type.
+inline void write_out(const AttentionBlock& block, const float* acc, int begin, int end) {
+  switch (block.params->dtype) {
+    case DType::kBF16:
+      return write_out<Bf16>(block, acc, begin, end);
+    case DType::kF16:
+      return write_out<F16>(block, acc, begin, end);
+    default:
+      return write_out<float>(block, acc, begin, end);
   }
 }
 
@@ -231,14 +252,7 @@ void values(const AttentionBlock& block, const RankScratch& scratch, int dim_beg
     default:
       values_of<V, float>(block, scratch, dim_begin, dim_end);
   }
-  switch (block.params->dtype) {
-    case DType::kBF16:
-      return write_out<Bf16>(block, scratch.acc, dim_begin, dim_end);
-    case DType::kF16:
-      return write_out<F16>(block, scratch.acc, dim_begin, dim_end);
-    default:
-      return write_out<float>(block, scratch.acc, dim_begin, dim_end);
-  }
+  write_out(block, scratch.acc, dim_begin, dim_end);
 }
 
 }  // namespace

@@ -17,4 +17,8 @@ const AttentionKernels& attention_kernels() {
   return attention_kernels_plain();
 }
 
+const AttentionKernels& fast_attention_kernels() {
+  return cpu_isa() == CpuIsa::kAmx ? attention_kernels_amx() : attention_kernels();
+}
+
 }  // namespace specdec::cpu

@@ -19,6 +19,9 @@ namespace specdec::cpu {
 std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int num_heads, int num_kv_heads,
                                          int head_dim, int nranks);
 
+// Whether a call that need not be exact ever differs from one that must.
+bool has_fast_attention(DType kv_dtype, std::int64_t head_dim);
+
 // The first form brings its scratch, for as many ranks as the pool has threads; the second keeps
 // one per calling thread and reports to params.exec.status.
 void spec_attention(const SpecAttentionParams& params, void* scratch);

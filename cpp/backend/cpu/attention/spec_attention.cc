@@ -10,13 +10,20 @@
 
 #include "backend/cpu/attention/attention_kernels.h"
 #include "backend/cpu/attention/cpu_attention.h"
+#include "base/cpu_features.h"
 #include "base/thread_pool.h"
 
 namespace specdec::cpu {
 namespace {
 
-// Scores of one block, when a rank has them to itself: half of a usual L2.
-constexpr std::int64_t kBlockFloats = 128 * 1024;
+// Scores of one block, when a rank has them to itself: half of the second-level cache, in floats.
+constexpr std::int64_t kLeastBlockFloats = 128 * 1024, kMostBlockFloats = 512 * 1024;
+std::int64_t block_floats() {
+  static const std::int64_t floats =
+      std::clamp(second_level_cache_bytes() / 2 / std::int64_t{sizeof(float)}, kLeastBlockFloats,
+                 kMostBlockFloats);
+  return floats;
+}
 // At least this many row-heads share a read of K/V, however long the context.
 constexpr int kMinBlockRowHeads = 8;
 // Scores of all blocks, when they are shared.
@@ -48,7 +55,7 @@ Sizes sizes_of(std::int64_t max_keys, int head_dim) {
   s.working = kMaxBlockRowHeads * s.dims * 2 + s.dims * kColumnAlign + kMaxStepTokens * s.dims;
   const std::int64_t stride = round_up(max_keys, kColumnAlign) + kColumnAlign;
   s.rank = s.working + kMaxBlockRowHeads * (kMaxStepTokens + 1) +
-           std::max(kBlockFloats, kMinBlockRowHeads * stride);
+           std::max(block_floats(), kMinBlockRowHeads * stride);
   return s;
 }
 
@@ -86,7 +93,7 @@ void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit
     int most = kMaxBlockRowHeads;
     if (own_scores) {
       most = static_cast<int>(
-          std::clamp<std::int64_t>(kBlockFloats / (round_up(keys, kColumnAlign) + kColumnAlign),
+          std::clamp<std::int64_t>(block_floats() / (round_up(keys, kColumnAlign) + kColumnAlign),
                                    kMinBlockRowHeads, kMaxBlockRowHeads));
     }
     const int row_heads = block.num_rows * group;
@@ -142,9 +149,13 @@ void place_scores(AttentionBlock& block, float* at) {
   block.sums = block.slot_scores + static_cast<std::int64_t>(block.count) * kMaxStepTokens;
 }
 
+const AttentionKernels& kernels_of(const SpecAttentionParams& p) {
+  return p.exact ? attention_kernels() : fast_attention_kernels();
+}
+
 // A piece is whole blocks; each rank has memory for one.
 void run_alone(const SpecAttentionParams& p, float* memory, const Sizes& sizes) {
-  const AttentionKernels& kernels = attention_kernels();
+  const AttentionKernels& kernels = kernels_of(p);
   ThreadPool& pool = ThreadPool::global();
   std::int64_t total = 0, blocks = 0;
   for_each_block(p, true, [&](AttentionBlock& block) {
@@ -173,7 +184,7 @@ void run_alone(const SpecAttentionParams& p, float* memory, const Sizes& sizes) 
 
 // One phase after the other; a piece is a run of items, of one block or several.
 void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes) {
-  const AttentionKernels& kernels = attention_kernels();
+  const AttentionKernels& kernels = kernels_of(p);
   ThreadPool& pool = ThreadPool::global();
   float* shared = memory + pool.size() * sizes.rank;
   const std::int64_t head_dim = p.cache.head_dim;
@@ -244,6 +255,11 @@ void report_status(const SpecAttentionParams& p) {
 }
 
 }  // namespace
+
+bool has_fast_attention(DType kv_dtype, std::int64_t head_dim) {
+  const bool has_tiles = &fast_attention_kernels() != &attention_kernels();
+  return has_tiles && takes_tiles(kv_dtype, head_dim);
+}
 
 std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int /*num_heads*/,
                                          int /*num_kv_heads*/, int head_dim, int nranks) {

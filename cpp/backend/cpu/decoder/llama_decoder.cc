@@ -28,6 +28,8 @@ float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
 // products wrote is still in the second-level cache when it is read. Whole tiles of either kind of
 // weights, 12 rows and 15. A pass of decoding has fewer rows than kOneRun.
 constexpr std::int64_t kActivationRows = 120, kOneRun = 128;
+// Fewer keep the bits of exact attention in fast numerics, too, as they do in the linear layers.
+constexpr std::int64_t kFastAttentionRows = 16;
 
 }  // namespace
 
@@ -180,6 +182,7 @@ void LlamaDecoder::attend(const StepView& step, int index) {
   params.num_heads = num_heads_;
   params.dtype = DType::kF32;
   params.scale = config_.attention_scale;
+  params.exact = !config_.has_fast_forms || rows < kFastAttentionRows;
   params.sliding_window = config_.sliding_window[index];
   params.sink_tokens = config_.sink_tokens;
   params.softcap = config_.attention_softcap;

@@ -57,8 +57,8 @@ struct DecoderConfig {
   // what it has computed itself, and the ranks' sums are added up, rank by rank. Half as many
   // exchanges; the last bits are not those of one rank.
   bool adds_partial_sums = false;
-  // Passes of many rows take PackedLinear::fast_form: their bits depend on how many rows there are.
-  // Not for one of several ranks.
+  // Passes of many rows take PackedLinear::fast_form and attention that is not exact: their bits
+  // depend on how many rows there are. Not for one of several ranks.
   bool has_fast_forms = false;
 };
 
@@ -166,7 +166,7 @@ class LlamaDecoder {
   const DecoderConfig& config() const { return config_; }
   // Bytes of packed weights a step reads, without an embedding table that is not the head.
   std::size_t weight_bytes() const;
-  // Whether a pass of many rows differs: config().has_fast_forms and a weight that has one.
+  // Whether linear layers of many rows differ: config().has_fast_forms and a weight that has one.
   bool has_fast_forms() const;
   // Bytes of the buffers between the layers.
   std::size_t buffer_bytes() const;
