@@ -1,9 +1,8 @@
 #include "base/cpu_features.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "base/check.h"
@@ -32,11 +31,18 @@ CpuIsa cpu_isa() {
 }
 
 std::int64_t second_level_cache_bytes() {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-  return std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 0L);
-#else
+  const std::string folder = "/sys/devices/system/cpu/cpu0/cache/";
+  for (int index = 0; index < 8; ++index) {
+    const std::string cache = folder + "index" + std::to_string(index) + "/";
+    int level = 0;
+    if (!(std::ifstream(cache + "level") >> level) || level != 2) continue;
+    std::int64_t size = 0;
+    char unit = 0;
+    if (std::ifstream(cache + "size") >> size >> unit && unit == 'K' && size > 0) {
+      return size * 1024;
+    }
+  }
   return 0;
-#endif
 }
 
 const char* cpu_isa_name(CpuIsa isa) {

@@ -22,7 +22,7 @@ CpuIsa detect_cpu_isa();
 // registers, which this asks for; amx_linux.cc or amx_none.cc.
 bool may_use_amx();
 
-// Of one core; 0 where the system does not say.
+// The second-level cache of the first core, from Linux's description; 0 without one.
 std::int64_t second_level_cache_bytes();
 
 }  // namespace specdec

@@ -155,7 +155,7 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
   }
 }
 
-// Of any type.
+// The same for the type that the call has.
 inline void fill_q(const AttentionBlock& block, float* q) {
   switch (block.params->dtype) {
     case DType::kBF16:

@@ -65,7 +65,7 @@ inline constexpr int kMaxTileRows = 32;
 
 // How far ahead of the reads a lone row tile fetches.
 inline constexpr std::int64_t kPrefetchBytes = 8192;
-// Rows whose chains are in hand at a time where they are cut.
+// Rows whose chains are in hand at a time where they are cut: more of them share what is widened.
 inline constexpr int kCarriedRows = 256;
 inline constexpr int kMostCutSteps = 96;
 
@@ -93,8 +93,8 @@ struct LinearKernels {
   // How far ahead of its reads a lone tile of bf16 rows fetches.
   std::int64_t bf16_ahead = kPrefetchBytes;
   // bf16 rows of several tiles take so many steps of a panel at a time, and so do all rows where
-  // groups are widened, at most kMostCutSteps. They, a tile's x of these k
-  // and the sums of kCarriedRows rows fit the first-level cache. 0: whole chains.
+  // groups are widened, at most kMostCutSteps: they and a tile's x of these k fit the first-level
+  // cache beside the sums of half of kCarriedRows. 0: whole chains.
   int cut_steps = 0;
   // Ends a series of calls that set up tile registers; null where there are none.
   void (*leave)() = nullptr;
