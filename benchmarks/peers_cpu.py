@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import common, datasets, peers_cpu_tables, runners
 from benchmarks.peers.cpu import environments
-from benchmarks.peers.cpu.job import now
+from benchmarks.peers.cpu.job import FAST, now
 
 BATCH, BATCH_TOKENS, PREFILL = 8, 64, 512
 MAX_PROMPT = 1200
@@ -63,7 +63,7 @@ def plan() -> list[Program]:
     for width in ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1"):
         programs += [Program(width, "ours", m) for m in ("plain", "lookup", "default")]
         if width != "F32":  # which numerics="fast" leaves as it is
-            programs += [Program(width, "ours", m) for m in ("fast_plain", "fast_default")]
+            programs += [Program(width, "ours", m) for m in (f"{FAST}plain", f"{FAST}default")]
         programs += [Program(width, "llama_cpp", m) for m in ("plain", "lookup", "map")]
         programs += [Program(width, "openvino", m) for m in ("plain", "lookup")]
         if width == "BF16":

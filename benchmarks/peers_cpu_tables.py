@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import common
+from benchmarks.peers.cpu.job import FAST
 
 OURS = "ours"
 PREFILL = 512
@@ -72,7 +73,7 @@ def _summarise_width(programs: dict[str, dict[int, Any]], sets: list[str]) -> di
 def _plain_of(program: str) -> str:
     """The program whose text this one's should be: its own, decoded plainly."""
     peer, method = program.split()[:2]
-    mode = "fast_" if method.startswith("fast_") else ""
+    mode = FAST if method.startswith(FAST) else ""
     return f"{peer} {mode}plain"
 
 
@@ -108,7 +109,7 @@ def _ratios(measured: dict[str, dict[int, Any]]) -> dict[str, Any]:
     for peer in ("llama_cpp plain", "openvino plain"):
         one: dict[str, Any] = {peer: peers[peer]} if peer in peers else {}
         add(f"plain / {peer}, decode", f"{OURS} plain", one, lambda f: f["decode"])
-    for mode in ("", "fast_"):
+    for mode in ("", FAST):
         words = mode.replace("_", " ")
         plain, default = f"{OURS} {mode}plain", f"{OURS} {mode}default"
         add(f"{words}prefill / best peer", plain, idle, lambda f: f["prefill"])

@@ -152,8 +152,8 @@ void register_linear(py::module_& m) {
         "``out`` float32 [N, K], contiguous.");
   m.def(
       "cpu_isa", [] { return cpu_isa_name(cpu_isa()); },
-      "Instruction set of the CPU kernels: plain, avx2, avx512 or avx512_bf16 "
-      "(SPECDEC_CPU_ISA caps it).");
+      "Instruction set of the CPU kernels: plain, avx2, avx512, avx512_bf16 or "
+      "amx (SPECDEC_CPU_ISA caps it).");
 }
 
 }  // namespace specdec

@@ -1911,7 +1911,7 @@ def count_not_finite(values: typing.Any) -> int:
 
 def cpu_isa() -> str:
     """
-    Instruction set of the CPU kernels: plain, avx2, avx512 or avx512_bf16 (SPECDEC_CPU_ISA caps it).
+    Instruction set of the CPU kernels: plain, avx2, avx512, avx512_bf16 or amx (SPECDEC_CPU_ISA caps it).
     """
 
 def cuda_info() -> dict[str, typing.Any]:

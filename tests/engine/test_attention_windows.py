@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -66,27 +67,29 @@ def pages(case: str, **more: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
     """Fills what no request holds with NaN before each step; the pages that were filled."""
-    executors: list[Any] = []
-    seen: dict[Any, set[int]] = {}
+    latest: list[
+        tuple[Any, bool, set[int]]
+    ] = []  # the executor, whether it publishes, its requests
+    # Each model's, from its first pass on: another engine may be made while this one is in use.
+    of_model: WeakKeyDictionary[NativeModel, tuple[Any, bool, set[int]]] = WeakKeyDictionary()
     filled: set[int] = set()
     make, forward = _core.Executor, NativeModel.forward
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        executors[:] = [make(*args, **kwargs)]
-        seen.clear()
         # What is published is nobody's, and yet needed.
-        executors.append(bool(kwargs.get("enable_block_reuse")))
-        return executors[0]
+        latest[:] = [(make(*args, **kwargs), bool(kwargs.get("enable_block_reuse")), set())]
+        return latest[0][0]
 
     def poisoning(model: NativeModel, plan: Any, hidden: Any = None) -> Any:
-        ids = seen.setdefault("ids", set())
-        ids |= {int(i) for i in plan.request_ids}
-        if executors and not executors[1] and 0 not in ids:
-            held = {page for i in ids for page in executors[0].pages(i)}
-            k, v = (as_torch(part) for part in model._pages)
-            free = [page for page in range(k.shape[1]) if page not in held]
-            k[:, free] = v[:, free] = torch.nan
-            filled.update(free)
+        if latest:
+            executor, publishes, ids = of_model.setdefault(model, latest[0])
+            ids |= {int(i) for i in plan.request_ids}
+            if not publishes and 0 not in ids:
+                held = {page for i in ids for page in executor.pages(i)}
+                k, v = (as_torch(part) for part in model._pages)
+                free = [page for page in range(k.shape[1]) if page not in held]
+                k[:, free] = v[:, free] = torch.nan
+                filled.update(free)
         return forward(model, plan, hidden)
 
     monkeypatch.setattr(_core, "Executor", noted)

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+FAST = "fast_"  # in front of a method of ours: with numerics="fast"
+
 
 def now() -> float:
     """Seconds on a clock that all processes share."""

@@ -7,7 +7,6 @@ from typing import Any
 from benchmarks.peers.cpu import job as jobs
 
 METHODS: dict[str, Any] = {"plain": None, "lookup": {"method": "ngram"}, "default": "auto"}
-FAST = "fast_"  # in front of a method: with numerics="fast"
 CACHED_TOKENS = 10240  # of K/V: eight prompts and their answers fit
 
 
@@ -20,8 +19,8 @@ class Engine:
         self._package = specdec_ext
         self._llm = specdec_ext.LLM(
             job["model"],
-            speculative_config=METHODS[job["method"].removeprefix(FAST)],
-            numerics="fast" if job["method"].startswith(FAST) else "auto",
+            speculative_config=METHODS[job["method"].removeprefix(jobs.FAST)],
+            numerics="fast" if job["method"].startswith(jobs.FAST) else "auto",
             kv_cache_config={"max_tokens": CACHED_TOKENS},
             enable_prefix_caching=False,
             max_batch_size=max(1, len(job["batch"])),

@@ -19,6 +19,7 @@ constexpr int kProductDims = 32;   // head dims of a product with K
 constexpr int kTile = 256;         // words of 4 bytes in a tile register
 constexpr int kStripe = 128;       // keys whose V is laid out for all row-heads at a time
 constexpr int kMostSteps = kStripe / kKeys;
+static_assert(takes_tiles(DType::kBF16, kProductDims));
 
 bool in_tiles(const AttentionBlock& block) {
   const KvCacheView& cache = block.params->cache;
@@ -64,8 +65,9 @@ void lay_out_keys(const SlotReader<Bf16>& reader, const AttentionBlock& block, s
                   int keys, int next_keys, int head_dim, float* out) {
   const float *rows[kKeys], *ahead[kKeys];
   for (int j = 0; j < kKeys; ++j) {
-    const bool seen = j < keys && (slot + j < block.sink || slot + j >= block.low);
-    rows[j] = seen ? reinterpret_cast<const float*>(reader(slot + j)) : kZeroRow;
+    rows[j] = j < keys && is_read(block, slot + j)
+                  ? reinterpret_cast<const float*>(reader(slot + j))
+                  : kZeroRow;
     ahead[j] = j < next_keys ? reinterpret_cast<const float*>(reader(slot + kKeys + j)) : rows[j];
   }
   for (int first = 0; first < kKeys; first += kAmxRows) {
@@ -163,8 +165,8 @@ void lay_out_values(const SlotReader<Bf16>& reader, const AttentionBlock& block,
                     int steps, int columns, int begin, int end, std::uint16_t* out) {
   const auto row_of = [&](int c) {
     const std::int32_t slot = c < block.head ? c : c + column_shift(block);
-    const bool seen = c < columns && (slot < block.sink || slot >= block.low);
-    return seen ? reader(slot) : reinterpret_cast<const Bf16*>(kZeroRow);
+    return c < columns && is_read(block, slot) ? reader(slot)
+                                               : reinterpret_cast<const Bf16*>(kZeroRow);
   };
   const int groups = (end - begin) / kAmxRows;
   for (int pair = 0; pair < steps * kKeys / 2; ++pair) {
@@ -187,18 +189,8 @@ void lay_out_values(const SlotReader<Bf16>& reader, const AttentionBlock& block,
   }
 }
 
-// Columns of a row of scores that the softmax has written.
-struct Columns {
-  int begin, end;
-};
-
-Columns columns_of(const AttentionBlock& block, const RowRange& range) {
-  const int low = range.low - column_shift(block), high = range.high - column_shift(block);
-  return {range.sink > 0 ? 0 : low / Avx512::W * Avx512::W,
-          (high + Avx512::W - 1) / Avx512::W * Avx512::W};
-}
-
-// out[step][16 row-heads][32 keys]: probabilities of `count` row-heads as tiles.
+// out[step][16 row-heads][32 keys]: probabilities of `count` row-heads as tiles. `seen`: the
+// columns that the softmax has written; what stands in others are scores.
 void lay_out_probabilities(const float* scores, std::int64_t stride, const Columns* seen, int count,
                            int column, int steps, std::uint16_t* out) {
   for (int r = 0; r < kAmxRows; ++r) {
@@ -266,7 +258,7 @@ void amx_values(const AttentionBlock& block, const RankScratch& scratch, int dim
   Columns seen[kMaxBlockRowHeads];
   int first = block.stride;
   for (int i = 0; i < block.count; ++i) {
-    seen[i] = columns_of(block, range[i]);
+    seen[i] = columns_of(block, range[i], Avx512::W);
     first = min_of(first, seen[i].begin);
   }
   const int columns = block.head + max_of(block.shared - block.base, 0);

@@ -54,6 +54,20 @@ inline RowRange row_range(const AttentionBlock& block, int row) {
   return low <= sink ? RowRange{0, position + 1, 0} : RowRange{low, position + 1, sink};
 }
 
+// Columns [begin, end) of a row of scores: in whole vectors of `width`, all that it sees.
+struct Columns {
+  int begin, end;
+};
+inline Columns columns_of(const AttentionBlock& block, const RowRange& range, int width) {
+  const int low = range.low - column_shift(block), high = range.high - column_shift(block);
+  return {range.sink > 0 ? 0 : low / width * width, (high + width - 1) / width * width};
+}
+
+// Whether any row of the block may see a position; a page of the others may be somebody else's.
+inline bool is_read(const AttentionBlock& block, std::int32_t position) {
+  return position < block.sink || position >= block.low;
+}
+
 // Slots of the row's ancestors and itself in depth order; returns how many.
 inline int path_slots(const AttentionBlock& block, int row, std::int32_t* slots) {
   const std::uint32_t* mask = mask_row(block, row);

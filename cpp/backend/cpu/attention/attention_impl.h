@@ -29,7 +29,7 @@ inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block
   const T* ahead[kTileKeys<V>];
   const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
   for (int j = 0; j < keys; ++j) {
-    if (slot + j >= block.sink && slot + j < block.low) {
+    if (!is_read(block, slot + j)) {
       rows[j] = kZeroRow;
       ahead[j] = reinterpret_cast<const T*>(kZeroRow);
       continue;
@@ -207,8 +207,7 @@ void softmax(const AttentionBlock& block, int begin, int end) {
       for (int k = 0; k < path; ++k) s[block.kv_len - column_shift(block) + k] = by_slot[slots[k]];
     }
     const int low = range.low - column_shift(block), high = range.high - column_shift(block);
-    const int first = range.sink > 0 ? 0 : low / V::W * V::W;
-    const int last = (high + V::W - 1) / V::W * V::W;
+    const auto [first, last] = columns_of(block, range, V::W);
     if (p.softcap != 0.0f) {
       for (int j = first; j < last; j += V::W) {
         store<V>(s + j, tanh<V>(load<V>(s + j) / p.softcap) * p.softcap);
