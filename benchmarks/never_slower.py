@@ -3,9 +3,11 @@
 `LLM()` against `LLM(speculative_config=None)`: five sets of prompts, B requests at once, greedy and
 sampled, in bfloat16 and from the default model's Q4 file. Every group of B prompts is decoded by
 all programs, which take turns step by step, so that whatever else the machine does meets all alike;
-texts must be equal. A ratio is plain's time over the program's, of the steps that decode (`decode`)
-and of all steps (`total`), in wall-clock time and in processor time, which other programs on the
-machine change less.
+texts must be equal. A ratio is plain's time over the program's: of the steps that decode
+(`decode`), of all steps until the last request ends (`total`), and of a request from its submission
+to its end, the mean over all (`request`). Drafts make some requests of a group end before others,
+which `total` sees only where the last one is among them. It is taken in wall-clock time and in
+processor time, which other programs on the machine change less.
 
     python -m benchmarks.never_slower [--sets ...] [--batches 1 8 32] [--temperatures 0 1]
         [--models bfloat16 q4] [--sources suffix suffix+medusa ...] [--rounds 5] [--tokens 128]
@@ -36,14 +38,15 @@ from benchmarks.parts import Parts
 
 SEED = 1
 SLOWEST = 0.98  # what a cell may not fall below
-KINDS, CLOCKS = ("decode", "total"), ("wall", "cpu")
+KINDS, CLOCKS = ("decode", "total", "request"), ("wall", "cpu")
 Cell = tuple[str, int, str, float]  # model, B, set, temperature
 
 
 @dataclass
 class Timed:
-    """One program on one group of prompts: seconds of wall clock and of processor, by kind of step
-    ("decode": no prompt was read; "total": all)."""
+    """One program on one group of prompts: seconds of wall clock and of processor, by kind
+    ("decode": of steps that read no prompt; "total": of all; "request": of all that each request
+    saw, summed over requests)."""
 
     wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     cpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
@@ -86,13 +89,14 @@ class Program:
         )  # fmt: skip
         engine, timed = self.llm.engine, Timed()
         states = [engine.submit(engine.resolve(list(prompt), params)) for prompt in prompts]
-        while not all(state.finished for state in states):
+        while running := sum(not state.finished for state in states):
             wall, cpu = time.perf_counter(), time.process_time()
             engine.step()
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            for kind in KINDS if not self._reads_prompt else KINDS[1:]:
-                timed.wall[kind] += wall
-                timed.cpu[kind] += cpu
+            times = {"decode": 0 if self._reads_prompt else 1, "total": 1, "request": running}
+            for kind, count in times.items():
+                timed.wall[kind] += count * wall
+                timed.cpu[kind] += count * cpu
             timed.passes += not self._reads_prompt
             yield
         timed.tokens = [list(state.token_ids) for state in states]
