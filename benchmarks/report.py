@@ -127,15 +127,17 @@ def peers_cpu(result: dict[str, Any]) -> str:
 
 
 def never_slower(result: dict[str, Any]) -> str:
-    """One line for each width, batch and temperature: decoding alone / prompts included."""
+    """One line for each width, batch and temperature: decoding alone / prompts included / a request
+    from its submission to its end, where that was measured."""
     lines: dict[str, dict[str, str]] = {}
     for name, programs in result["results"].items():
         *batch, data, temperature = name.split(", ")
-        wall = [programs["auto"][f"wall {part}"]["median"] for part in ("decode", "total")]
+        auto, kinds = programs["auto"], ("decode", "total", "request")
+        wall = [auto[f"wall {kind}"]["median"] for kind in kinds if f"wall {kind}" in auto]
         line = lines.setdefault(", ".join([*batch, temperature]), {})
         line[data] = " / ".join(f"{ratio:.2f}" for ratio in wall)
     rows = [[name, *(line.get(data, "") for data in SETS)] for name, line in sorted(lines.items())]
-    return common.markdown(["decode / with prompts", *SETS], rows)
+    return common.markdown(["decode / with prompts / a request", *SETS], rows)
 
 
 def edits(result: dict[str, Any]) -> str:

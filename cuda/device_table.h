@@ -7,7 +7,9 @@
 #include "backend/backend.h"
 #include "decoder/decoder.h"
 #include "kv/kv.h"
+#include "linear/e4m3_rows.h"
 #include "linear/linear.h"
+#include "linear/unpack.h"
 #include "step/step.h"
 
 namespace specdec::cuda {
@@ -48,6 +50,8 @@ Backend device_table() {
   table.rms_norm = run_on<Device, rms_norm, RmsNormParams>;
   table.gated_activation = run_on<Device, gated_activation, GatedActivationParams>;
   table.linear = run_linear_on<Device>;
+  table.unpack_weight = run_on<Device, unpack_weight, UnpackWeightParams>;
+  table.e4m3_rows = run_on<Device, e4m3_rows, E4m3RowsParams>;
   table.draft_step = run_on<Device, draft_step, DraftStepParams>;
   table.commit_step = run_on<Device, commit_step, CommitStepParams>;
   table.propose_drafts = run_on<Device, propose_drafts, ProposeDraftsParams>;

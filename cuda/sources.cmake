@@ -7,6 +7,7 @@ set(SPECDEC_CUDA_HOST ${here}/attention/dispatch.cc
 set(SPECDEC_CUDA_DECODER ${here}/decoder/gated_activation.cu ${here}/decoder/rms_norm.cu)
 set(SPECDEC_CUDA_KV ${here}/kv/append.cu ${here}/kv/compact.cu ${here}/kv/rope_append.cu)
 set(SPECDEC_CUDA_LINEAR ${here}/linear/linear.cu ${here}/linear/e4m3_rows.cu
+                        ${here}/linear/unpack.cu
                         ${here}/linear/matrix_bf16.cu
                         ${here}/linear/matrix_f16.cu
                         ${here}/linear/packed_bf16.cu ${here}/linear/packed_f16.cu

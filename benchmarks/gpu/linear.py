@@ -45,7 +45,8 @@ BLOCKS: dict[str, tuple[int, int, list[tuple[int, torch.dtype]]]] = {
     "q6_k": (256, 210, [(208, torch.float16)]),
 }
 PACKED_ROWS = (1, 11, 84)
-E4M3_ROWS = (512, 2048)  # of prompts, where products of 8 bits take half of the time
+# Of prompts, whose products in fast mode are torch's, of the weight unpacked.
+PROMPT_ROWS = {"f8_a8": (512, 1024, 2048), "q4_0": (1024, 2048), "q8_0": (1024, 2048)}
 CHECKED_COLUMNS = 4096  # of a packed weight, which is unpacked for that
 
 
@@ -88,7 +89,7 @@ def linear_cells() -> list[LinearCell]:
     found += [
         LinearCell(name, rows, *shape, format)
         for format in PACKED_BITS
-        for rows in PACKED_ROWS + (E4M3_ROWS if format == "f8_a8" else ())
+        for rows in PACKED_ROWS + PROMPT_ROWS.get(format, ())
         for name, shape in SHAPES.items()
     ]
     return found
@@ -139,6 +140,33 @@ def _scaled_mm(x: Tensor, floats: list[Tensor]) -> timing.Program:
     return run
 
 
+def _in_fast_mode(
+    x: Tensor, weights: list[ops.PackedWeight], out: Tensor, target: Target
+) -> timing.Program:
+    """Returns the products that a model in fast mode makes of these weights."""
+    from specdec_ext.models.device_products import Products
+    from specdec_ext.models.place import Place
+
+    place = Place(target.backend, str(target.device), target.backend)
+    products = Products(weights[:1], place, dtype=x.dtype, max_rows=len(x), exact=False)
+
+    def run(index: int) -> None:
+        products(x, weights[index % len(weights)], None, out)
+
+    return run
+
+
+def _check_columns(x: Tensor, weight: ops.PackedWeight, out: Tensor) -> None:
+    """As _check(), of some columns of a packed weight."""
+    step = -(-weight.shape[0] // CHECKED_COLUMNS)
+    columns = torch.arange(0, weight.shape[0], step, device=out.device)
+    if weight.format == "f8_a8":  # its weights are not rounded to 16 bits
+        numbers, scale = rounded(x)
+        _check(numbers.float() * scale, weight.rows(columns, torch.float32), out[:, columns])
+    else:
+        _check(x, weight.rows(columns, x.dtype), out[:, columns])
+
+
 def _check(x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Raises ArithmeticError if a result is further from float32 than rounding explains."""
     expected = x.float() @ weight.float().t()
@@ -187,14 +215,14 @@ def measure(cell: LinearCell, target: Target, timer: timing.Timer) -> dict[str, 
     ours(0)
     first = weights[0]
     if isinstance(first, ops.PackedWeight):
-        step = -(-cell.columns // CHECKED_COLUMNS)
-        columns = torch.arange(0, cell.columns, step, device=out.device)
-        if cell.format == "f8_a8":  # its weights are not rounded to 16 bits
-            numbers, scale = rounded(x)
-            weight = first.rows(columns, torch.float32)
-            _check(numbers.float() * scale, weight, out[:, columns])
-        else:
-            _check(x, first.rows(columns, x.dtype), out[:, columns])
+        _check_columns(x, first, out)
+        if cell.rows in PROMPT_ROWS.get(cell.format, ()):
+            packed = [weight for weight in weights if isinstance(weight, ops.PackedWeight)]
+            programs["fast"] = _in_fast_mode(
+                x, packed, other := torch.full_like(out, torch.nan), target
+            )
+            programs["fast"](0)
+            _check_columns(x, first, other)
     else:
         _check(x, first, out)
     for row in sorted({0, cell.rows // 2, cell.rows - 1}):

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.model [EXPR]             the targets, or cells that match EXPR
     python -m benchmarks.gpu.model [EXPR] FILE.json   beside what a result file measured
     python -m benchmarks.gpu.model --fusions          what it would save to join kernels
+    python -m benchmarks.gpu.model --prompts          prompts with packed weights, two ways
 
 docs/gpu.md holds the second table, with the newest result file, and the last (`--write` renews
 both): no other text of the repository gives a time for a GPU that was not measured.
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
-from benchmarks.gpu import cells, linear, model_fusions
+from benchmarks.gpu import cells, linear, model_fusions, model_prompts
 from benchmarks.gpu.engine_cells import model_cells
 from benchmarks.gpu.machine import Device, Prediction
 from benchmarks.gpu.model_attention import attention
@@ -32,6 +33,10 @@ BEGIN, END = "<!-- python -m benchmarks.gpu.model --write -->", "<!-- end of the
 FUSIONS, FUSIONS_END = (
     "<!-- python -m benchmarks.gpu.model --fusions -->",
     "<!-- end of fusions -->",
+)
+PROMPTS, PROMPTS_END = (
+    "<!-- python -m benchmarks.gpu.model --prompts -->",
+    "<!-- end of prompts -->",
 )
 
 
@@ -178,7 +183,8 @@ def predict(pattern: str = "", device: Device | None = None) -> list[Prediction]
 def page(text: str) -> str:
     """Returns docs/gpu.md with the tables of today's predictions."""
     text = _between(text, BEGIN, END, beside_measured())
-    return _between(text, FUSIONS, FUSIONS_END, model_fusions.table(model_fusions.fusions()))
+    text = _between(text, FUSIONS, FUSIONS_END, model_fusions.table(model_fusions.fusions()))
+    return _between(text, PROMPTS, PROMPTS_END, model_prompts.table())
 
 
 def beside_measured() -> str:
@@ -201,12 +207,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", type=Path, help="a result file of a GPU")
     parser.add_argument("--write", action="store_true", help=f"renew the tables of {PAGE.name}")
     parser.add_argument("--fusions", action="store_true", help="what joining kernels would save")
+    parser.add_argument("--prompts", action="store_true", help="prompts with packed weights")
     args = parser.parse_args(argv)
     if args.write:
         PAGE.write_text(page(PAGE.read_text()))
         return 0
     if args.fusions:
         print(model_fusions.table(model_fusions.fusions()))
+        return 0
+    if args.prompts:
+        print(model_prompts.table())
         return 0
     if args.file is None and args.cells.endswith(".json"):
         args.cells, args.file = "", Path(args.cells)

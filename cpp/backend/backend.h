@@ -37,6 +37,8 @@ struct Backend {
   void (*rms_norm)(const RmsNormParams&) = nullptr;
   void (*gated_activation)(const GatedActivationParams&) = nullptr;
   void (*linear)(const LinearParams&) = nullptr;
+  void (*unpack_weight)(const UnpackWeightParams&) = nullptr;
+  void (*e4m3_rows)(const E4m3RowsParams&) = nullptr;
   void (*draft_step)(const DraftStepParams&) = nullptr;
   void (*commit_step)(const CommitStepParams&) = nullptr;
   void (*propose_drafts)(const ProposeDraftsParams&) = nullptr;
@@ -84,6 +86,8 @@ inline constexpr std::uint64_t kBackendLayout = [] {
                                  sizeof(RmsNormParams),
                                  sizeof(GatedActivationParams),
                                  sizeof(LinearParams),
+                                 sizeof(UnpackWeightParams),
+                                 sizeof(E4m3RowsParams),
                                  sizeof(DraftStepParams),
                                  sizeof(CommitStepParams),
                                  sizeof(ProposeDraftsParams),

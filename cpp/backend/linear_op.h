@@ -42,6 +42,29 @@ struct ScratchBytes {
   std::int64_t needed = 0, wanted = 0;
 };
 
+// out = some columns of a packed weight as a matrix, for products of another library: the elements
+// rounded to dtype (f16 or bf16), or, of e4m3 weights, their numbers without the scales (f8_e4m3).
+struct UnpackWeightParams {
+  const void* weight = nullptr;  // tiles of [whole, depth]
+  void* out = nullptr;           // [columns, depth] contiguous, at a multiple of 16 bytes
+  std::int32_t first = 0;        // column of the weight, a multiple of PackedLayout::kColumns
+  std::int32_t columns = 0, depth = 0;
+  DType dtype = DType::kBF16;  // of out
+  WeightFormat format = WeightFormat::kQ8_0;
+  ExecutionContext exec;
+};
+
+// Each row of x as e4m3 numbers and a scale (algo/e4m3_row.h). Depths are multiples of 16.
+struct E4m3RowsParams {
+  const void* x = nullptr;  // [rows, depth], rows at multiples of 16 bytes
+  std::int64_t x_row_stride = 0;
+  void* numbers = nullptr;  // [rows, depth] contiguous, at a multiple of 16 bytes
+  float* scales = nullptr;  // [rows]
+  std::int32_t rows = 0, depth = 0;
+  DType dtype = DType::kBF16;  // of x: f16 or bf16
+  ExecutionContext exec;
+};
+
 // How the matrix kernels for 8.0 cut k, from its length alone. A chain of multiply-adds runs
 // over the k of one part; a group's value is the left fold of its parts, an element that of its
 // groups. A part may be empty: its value is +0. Which block or warp computes a part is free.

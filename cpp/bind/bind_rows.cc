@@ -97,33 +97,46 @@ const PackedLayout& packed_layout_named(const std::string& format) {
   return *layout;
 }
 
-// Tiles of a weight [columns, depth] that `format` names: `p` becomes a call on them.
-BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string& format,
-                             std::int64_t columns, LinearParams& p) {
-  const PackedLayout* layout = &packed_layout_named(format);
-  SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "weight has ", columns,
-                  " rows: give 1..", kMaxLinearColumns);
-  SPECDEC_REQUIRE(p.depth % layout->group == 0, "x has ", p.depth, " columns: a weight in ", format,
-                  " has whole groups of ", layout->group);
+// Kernels read 16 bytes of a row at a time.
+void check_rows_aligned(const TensorView& x, const char* needed_by) {
+  const std::int64_t rows = x.shape[0], stride = x.strides[0];
   // A row alone has no stride to speak of.
   const bool aligned =
-      reinterpret_cast<std::uintptr_t>(p.x) % 16 == 0 && (p.rows <= 1 || p.x_row_stride % 8 == 0);
-  SPECDEC_REQUIRE(p.rows == 0 || aligned,
-                  "x has rows that do not begin at multiples of 16 bytes (stride ", p.x_row_stride,
-                  "): a packed weight needs that; give a contiguous copy");
+      reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && (rows <= 1 || stride % 8 == 0);
+  SPECDEC_REQUIRE(rows == 0 || aligned,
+                  "x has rows that do not begin at multiples of 16 bytes (stride ", stride,
+                  "): ", needed_by, " needs that; give a contiguous copy");
+}
+
+// Tiles of a weight [columns, depth] in this layout.
+BorrowedTensor packed_tiles(OpCall& call, py::handle tensor, const PackedLayout& layout,
+                            std::int64_t columns, std::int64_t depth) {
+  SPECDEC_REQUIRE(columns >= 1 && columns <= kMaxLinearColumns, "weight has ", columns,
+                  " rows: give 1..", kMaxLinearColumns);
   BorrowedTensor borrowed(tensor, "weight");
-  const std::int64_t bytes = layout->bytes(columns, p.depth);
+  const std::int64_t bytes = layout.bytes(columns, depth);
   check_shape(borrowed.view(), "weight", "[bytes]", {kAny});
   call.add(borrowed.view(), "weight");
   check_dtype(borrowed.view(), "weight", {DType::kU8});
   check_contiguous(borrowed.view(), "weight");
   SPECDEC_REQUIRE(borrowed->shape[0] == bytes, "weight has ", borrowed->shape[0],
-                  " bytes: ", format, " [", columns, ", ", p.depth, "] takes ", bytes);
+                  " bytes: ", layout.name, " [", columns, ", ", depth, "] takes ", bytes);
   SPECDEC_REQUIRE(reinterpret_cast<std::uintptr_t>(borrowed->data) % 16 == 0,
                   "weight does not begin at a multiple of 16 bytes");
+  return borrowed;
+}
+
+// The same as the weight of a product with x: `p` becomes a call on it.
+BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string& format,
+                             std::int64_t columns, const TensorView& x, LinearParams& p) {
+  const PackedLayout& layout = packed_layout_named(format);
+  SPECDEC_REQUIRE(p.depth % layout.group == 0, "x has ", p.depth, " columns: a weight in ", format,
+                  " has whole groups of ", layout.group);
+  check_rows_aligned(x, "a packed weight");
+  BorrowedTensor borrowed = packed_tiles(call, tensor, layout, columns, p.depth);
   p.weight = borrowed->data;
   p.columns = static_cast<std::int32_t>(columns);
-  p.format = layout->format;
+  p.format = layout.format;
   return borrowed;
 }
 
@@ -146,7 +159,7 @@ void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bo
   BorrowedTensor factor;
   if (format) {
     check_dtype(rows.view(), "x", {DType::kBF16, DType::kF16});
-    factor = packed_weight(call, weight, *format, columns, p);
+    factor = packed_weight(call, weight, *format, columns, rows.view(), p);
   } else {
     factor = matrix(call, weight, "weight", "[N, K]", kAny, p.depth, &dtype, false);
     SPECDEC_REQUIRE(factor->shape[0] >= 1 && factor->shape[0] <= kMaxLinearColumns, "weight has ",
@@ -201,6 +214,82 @@ std::int64_t linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
   throw py::value_error(detail::join("dtype = '", dtype, "': give float32, bfloat16 or float16"));
 }
 
+// A matrix that is written in vectors of 16 bytes, and read by libraries that want it dense.
+BorrowedTensor dense_result(OpCall& call, py::handle tensor, const char* name, const char* axes,
+                            std::int64_t rows, std::int64_t columns) {
+  BorrowedTensor borrowed(tensor, name, /*writable=*/true);
+  check_shape(borrowed.view(), name, axes, {rows, columns});
+  call.add(borrowed.view(), name, /*writable=*/true);
+  check_contiguous(borrowed.view(), name);
+  SPECDEC_REQUIRE(reinterpret_cast<std::uintptr_t>(borrowed->data) % 16 == 0, name,
+                  " does not begin at a multiple of 16 bytes");
+  return borrowed;
+}
+
+void unpack_weight(py::handle weight, py::handle out, const std::string& format,
+                   std::int64_t columns, std::int64_t first, py::object backend,
+                   std::uint64_t stream) {
+  const CallOptions where{std::move(backend), stream, py::none(), py::none()};
+  OpCall call("unpack_weight", where);
+  const BorrowedTensor result = dense_result(call, out, "out", "[columns, K]", kAny, kAny);
+  const PackedLayout& layout = packed_layout_named(format);
+  UnpackWeightParams p;
+  p.out = result->data;
+  p.depth = static_cast<std::int32_t>(result->shape[1]);
+  p.format = layout.format;
+  SPECDEC_REQUIRE(p.depth >= 1 && p.depth % layout.group == 0, "out has ", result->shape[1],
+                  " columns: a weight in ", format, " has whole groups of ", layout.group);
+  const bool has_numbers =
+      layout.format == WeightFormat::kF8_G || layout.format == WeightFormat::kF8_A8;
+  if (has_numbers) {
+    check_dtype(result.view(), "out", {DType::kBF16, DType::kF16, DType::kU8});
+  } else {
+    check_dtype(result.view(), "out", {DType::kBF16, DType::kF16});
+  }
+  p.dtype = result->dtype == DType::kU8 ? DType::kF8E4M3 : result->dtype;
+  const BorrowedTensor tiles = packed_tiles(call, weight, layout, columns, p.depth);
+  p.weight = tiles->data;
+  const std::int64_t count = result->shape[0];
+  SPECDEC_REQUIRE(first >= 0 && first % PackedLayout::kColumns == 0 && first + count <= columns,
+                  "first = ", first, " and ", count, " rows of out: give a multiple of ",
+                  PackedLayout::kColumns, " and at most the weight's ", columns, " rows");
+  p.first = static_cast<std::int32_t>(first);
+  p.columns = static_cast<std::int32_t>(count);
+  if (p.columns == 0) return;
+  p.exec = call.context(0);
+  call.run(&Backend::unpack_weight, p);
+}
+
+void e4m3_rows(py::handle x, py::handle numbers, py::handle scales, py::object backend,
+               std::uint64_t stream) {
+  const CallOptions where{std::move(backend), stream, py::none(), py::none()};
+  OpCall call("e4m3_rows", where);
+  const BorrowedTensor rows = matrix(call, x, "x", "[R, K]", kAny, kAny, nullptr, false);
+  check_columns(rows.view());
+  check_dtype(rows.view(), "x", {DType::kBF16, DType::kF16});
+  SPECDEC_REQUIRE(rows->shape[1] % 16 == 0, "x has ", rows->shape[1],
+                  " columns: give a multiple of 16");
+  check_rows_aligned(rows.view(), "e4m3_rows");
+  E4m3RowsParams p;
+  p.x = rows->data;
+  p.x_row_stride = rows->strides[0];
+  p.rows = static_cast<std::int32_t>(rows->shape[0]);
+  p.depth = static_cast<std::int32_t>(rows->shape[1]);
+  p.dtype = rows->dtype;
+  const BorrowedTensor result = dense_result(call, numbers, "numbers", "[R, K]", p.rows, p.depth);
+  check_dtype(result.view(), "numbers", {DType::kU8});
+  p.numbers = result->data;
+  BorrowedTensor factors(scales, "scales", /*writable=*/true);
+  check_shape(factors.view(), "scales", "[R]", {p.rows});
+  call.add(factors.view(), "scales", /*writable=*/true);
+  check_dtype(factors.view(), "scales", {DType::kF32});
+  check_contiguous(factors.view(), "scales");
+  p.scales = static_cast<float*>(factors->data);
+  if (p.rows == 0) return;
+  p.exec = call.context(0);
+  call.run(&Backend::e4m3_rows, p);
+}
+
 void gated_activation(py::handle x, py::handle out, const std::string& activation,
                       py::object backend, std::uint64_t stream) {
   const CallOptions where{std::move(backend), stream, py::none(), py::none()};
@@ -244,6 +333,12 @@ void register_rows(py::module_& m) {
   m.def("linear_scratch_bytes", &linear_scratch_bytes, py::arg("rows"), py::arg("columns"),
         py::arg("depth"), py::arg("dtype"), py::arg("backend"), py::arg("format") = py::none(),
         "See specdec_ext.ops.linear_scratch_bytes.");
+  m.def("unpack_weight", &unpack_weight, py::arg("weight"), py::kw_only(), py::arg("out"),
+        py::arg("format"), py::arg("columns"), py::arg("first") = 0,
+        py::arg("backend") = py::none(), py::arg("stream") = 0,
+        "See specdec_ext.ops.unpack_weight.");
+  m.def("e4m3_rows", &e4m3_rows, py::arg("x"), py::kw_only(), py::arg("numbers"), py::arg("scales"),
+        py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.e4m3_rows.");
   m.def("gated_activation", &gated_activation, py::arg("x"), py::kw_only(), py::arg("out"),
         py::arg("activation") = "silu", py::arg("backend") = py::none(), py::arg("stream") = 0,
         "See specdec_ext.ops.gated_activation.");

@@ -57,7 +57,17 @@ __device__ __forceinline__ uint4 in_order_of_products(const float (&v)[kElements
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-template <class T, bool kBytes>
+__device__ __forceinline__ uint4 in_order_of_k(const float (&v)[kElements]) {
+  std::uint32_t words[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    words[w] = e4m3_code(v[4 * w]) | e4m3_code(v[4 * w + 1]) << 8 | e4m3_code(v[4 * w + 2]) << 16 |
+               e4m3_code(v[4 * w + 3]) << 24;
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+template <class T, E4m3Order kOrder>
 __global__ void __launch_bounds__(kThreads)
     round_rows_kernel(const LinearParams call, const E4m3Rows to) {
   gpu::grid_dependency_wait();
@@ -68,21 +78,23 @@ __global__ void __launch_bounds__(kThreads)
   const float scale = e4m3_scale(__uint_as_float(largest_bits(x, call.depth, of_warps)));
   if (threadIdx.x == 0) to.scales[row] = scale;
   char* out = static_cast<char*>(to.numbers) + row * to.row_bytes(call.depth);
-  const std::int32_t end = kBytes ? e4m3_pitch(call.depth) : call.depth;
+  const std::int32_t end = kOrder == E4m3Order::kOfProducts ? e4m3_pitch(call.depth) : call.depth;
   for (std::int32_t k = static_cast<std::int32_t>(threadIdx.x) * kElements; k < end;
        k += kThreads * kElements) {
     float v[kElements] = {};
 #pragma unroll
     for (int i = 0; i < kElements; i += kLaneElements) {
       float half[kLaneElements];
-      if (k < call.depth) {  // depths are multiples of 64
+      if (k < call.depth) {  // depths are multiples of 16
         load_floats(x + k + i, true, half);
 #pragma unroll
         for (int j = 0; j < kLaneElements; ++j) v[i + j] = e4m3_nearest(half[j] / scale);
       }
     }
-    if constexpr (kBytes) {
+    if constexpr (kOrder == E4m3Order::kOfProducts) {
       *reinterpret_cast<uint4*>(out + k) = in_order_of_products(v);
+    } else if constexpr (kOrder == E4m3Order::kPlain) {
+      *reinterpret_cast<uint4*>(out + k) = in_order_of_k(v);
     } else {
 #pragma unroll
       for (int i = 0; i < kElements; i += kLaneElements) {
@@ -97,7 +109,9 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 void launch_round_rows(const LinearParams& call, const E4m3Rows& to) {
-  const auto kernel = to.bytes ? round_rows_kernel<T, true> : round_rows_kernel<T, false>;
+  auto kernel = round_rows_kernel<T, E4m3Order::kElements>;
+  if (to.order == E4m3Order::kOfProducts) kernel = round_rows_kernel<T, E4m3Order::kOfProducts>;
+  if (to.order == E4m3Order::kPlain) kernel = round_rows_kernel<T, E4m3Order::kPlain>;
   gpu::launch(kernel, dim3(static_cast<unsigned>(call.rows)), dim3(kThreads),
               kThreads / 32 * sizeof(std::uint32_t), call.exec.stream,
               gpu::LaunchOptions{.dependent = true}, call, to);
@@ -108,6 +122,18 @@ void launch_round_rows(const LinearParams& call, const E4m3Rows& to) {
 void round_rows(const LinearParams& call, const E4m3Rows& to) {
   call.dtype == DType::kBF16 ? launch_round_rows<__nv_bfloat16>(call, to)
                              : launch_round_rows<__half>(call, to);
+}
+
+void e4m3_rows(const E4m3RowsParams& p) {
+  if (p.rows == 0) return;
+  LinearParams call;
+  call.x = p.x;
+  call.x_row_stride = p.x_row_stride;
+  call.rows = p.rows;
+  call.depth = p.depth;
+  call.dtype = p.dtype;
+  call.exec = p.exec;
+  round_rows(call, {p.numbers, p.scales, E4m3Order::kPlain});
 }
 
 }  // namespace specdec::cuda

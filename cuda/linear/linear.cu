@@ -9,6 +9,7 @@
 #include "linear/linear.h"
 #include "linear/linear_plan.h"
 #include "linear/matrix.h"
+#include "linear/packed_formats.h"
 #include "linear/plain.cuh"
 
 namespace specdec::cuda {
@@ -66,41 +67,11 @@ void launch_fold(const LinearLaunch& launch, std::int32_t units, std::int32_t un
               gpu::LaunchOptions{.dependent = true}, launch, units, units_per_group);
 }
 
-// Calls f<T, kFormat>() for the call's dtype and packed format.
-template <class T, class F>
-void by_format_of(WeightFormat format, F f) {
-  switch (format) {
-    case WeightFormat::kQ8_0:
-      return f.template operator()<T, WeightFormat::kQ8_0>();
-    case WeightFormat::kQ4_0:
-      return f.template operator()<T, WeightFormat::kQ4_0>();
-    case WeightFormat::kQ4_1:
-      return f.template operator()<T, WeightFormat::kQ4_1>();
-    case WeightFormat::kQ4_G:
-      return f.template operator()<T, WeightFormat::kQ4_G>();
-    case WeightFormat::kQ4_K:
-      return f.template operator()<T, WeightFormat::kQ4_K>();
-    case WeightFormat::kQ8_G:
-      return f.template operator()<T, WeightFormat::kQ8_G>();
-    case WeightFormat::kQ5_K:
-      return f.template operator()<T, WeightFormat::kQ5_K>();
-    case WeightFormat::kQ6_K:
-      return f.template operator()<T, WeightFormat::kQ6_K>();
-    default:
-      return f.template operator()<T, WeightFormat::kF8_G>();
-  }
-}
-template <class F>
-void by_format(const LinearParams& p, F f) {
-  if (p.dtype == DType::kBF16) return by_format_of<__nv_bfloat16>(p.format, f);
-  by_format_of<__half>(p.format, f);
-}
-
 void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
   const dim3 grid(static_cast<unsigned>(launch.row_tiles) * plan.column_tiles,
                   static_cast<unsigned>(plan.units));
   if (launch.call.format != WeightFormat::kElements) {
-    by_format(launch.call, [&]<class T, WeightFormat kFormat>() {
+    by_format(launch.call.dtype, launch.call.format, [&]<class T, WeightFormat kFormat>() {
       launch_packed<T, kFormat>(launch, plan.tile.row_tile, grid);
     });
   } else {
@@ -204,13 +175,14 @@ void linear_of_e4m3_rows(const LinearParams& p, const DeviceLimits& limits) {
     part.rows = rows;
     part.x = static_cast<const char*>(p.x) + first * p.x_row_stride * 2;
     part.out = static_cast<char*>(p.out) + first * p.out_row_stride * 2;
-    E4m3Rows to{p.exec.workspace, nullptr, tile != nullptr};
+    E4m3Rows to{p.exec.workspace, nullptr,
+                tile != nullptr ? E4m3Order::kOfProducts : E4m3Order::kElements};
     const std::int64_t numbers = aligned_scratch(rows * to.row_bytes(p.depth));
     const std::int64_t used = numbers + aligned_scratch(rows * std::int64_t{4});
     to.scales = reinterpret_cast<float*>(static_cast<char*>(p.exec.workspace) + numbers);
     round_rows(part, to);
     part.x = to.numbers;
-    part.x_row_stride = to.row_bytes(p.depth) / (to.bytes ? 1 : 2);
+    part.x_row_stride = to.row_bytes(p.depth) / (tile != nullptr ? 1 : 2);
     part.row_scales = to.scales;
     part.exec.workspace = static_cast<char*>(p.exec.workspace) + used;
     part.exec.workspace_bytes = p.exec.workspace_bytes - used;
@@ -249,7 +221,7 @@ void linear(const LinearParams& p, const DeviceLimits& limits) {
     const LinearProblem problem{p.rows, p.columns, p.depth, p.dtype, true, false};
     if (const StreamTile* tile = pick_packed(problem, p.format, limits)) {
       return stream_linear(p, *tile, [&](const LinearLaunch& launch, dim3 grid) {
-        by_format(p, [&]<class T, WeightFormat kFormat>() {
+        by_format(p.dtype, p.format, [&]<class T, WeightFormat kFormat>() {
           launch_hopper_packed<T, kFormat>(launch, *tile, grid);
         });
       });

@@ -64,6 +64,7 @@ __all__: list[str] = [
     "dequantize",
     "device_limits",
     "draft_step",
+    "e4m3_rows",
     "fill_step_plan",
     "gated_activation",
     "grow_beams",
@@ -103,6 +104,7 @@ __all__: list[str] = [
     "synthetic_step",
     "text_array",
     "text_array_end",
+    "unpack_weight",
 ]
 
 class StepPlan:
@@ -1956,6 +1958,18 @@ def draft_step(
     See specdec_ext.ops.draft_step.
     """
 
+def e4m3_rows(
+    x: typing.Any,
+    *,
+    numbers: typing.Any,
+    scales: typing.Any,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.e4m3_rows.
+    """
+
 def fill_step_plan(
     plan: StepPlan,
     *,
@@ -2499,6 +2513,20 @@ def text_array_end(
 ) -> int:
     """
     Where they end, without reading them.
+    """
+
+def unpack_weight(
+    weight: typing.Any,
+    *,
+    out: typing.Any,
+    format: str,
+    columns: typing.SupportsInt | typing.SupportsIndex,
+    first: typing.SupportsInt | typing.SupportsIndex = 0,
+    backend: typing.Any = None,
+    stream: typing.SupportsInt | typing.SupportsIndex = 0,
+) -> None:
+    """
+    See specdec_ext.ops.unpack_weight.
     """
 
 BEAM_SCORES: int = 50

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from emulators import EMULATED, devices
 from gguf_files import write_gguf
 from specdec_ext import LLM, SamplingParams, UnsupportedModelError, ops
-from specdec_ext.models import load_model
+from specdec_ext.models import load_model, unpacked_products
 from specdec_ext.models.device_blocks import parts_of
 from specdec_ext.models.place import resolve_device
 from specdec_ext.models.quantize import to_blocks
@@ -262,3 +262,44 @@ def test_a_float32_checkpoint_has_floats_with_one_line(
     # A record may reach the handler twice: by the logger and by the root.
     found = {id(r): r.getMessage() for r in told.records if "weights become" in r.getMessage()}
     assert len(found) == 1 and "q8_g weights become float32" in next(iter(found.values()))
+
+
+@EMULATED
+@pytest.mark.parametrize("name", ["q4_1", "q8_0", "fp8_w8a8", "float-channel", "fp8", "modelopt"])
+def test_a_prompt_in_fast_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its products are torch's, of the weights unpacked: near the scores of this package's kernel,
+    whose sums are others. A prompt has 40 rows here."""
+    monkeypatch.setattr(unpacked_products, "FEWEST_ROWS", 40)
+    monkeypatch.setattr(unpacked_products, "FEWEST_ROWS_E4M3", 40)
+    products: list[str] = []
+
+    def spy(kind: str) -> None:
+        real = getattr(torch, kind)
+
+        def run(*args: Any, **how: Any) -> Any:
+            products.append(kind)
+            return real(*args, **how)
+
+        monkeypatch.setattr(torch, kind, run)
+
+    vocab, options = VOCAB, {}
+    if name.startswith("q"):
+        folder = write_gguf(save(tmp_path / "f", **WHOLE), tmp_path / "m.gguf", name,
+                            tokenizer=False)  # fmt: skip
+    elif name == "fp8_w8a8":
+        folder, options = save(tmp_path / "f", **WHOLE), {"quantization": name}
+    else:
+        folder, _, _ = save_quantised(tmp_path, name)
+        vocab = 48
+    ids = [token % vocab for token in prompt_ids(40, 5)]
+    exact = scores(load(folder, "cuda-emu-fast", numerics="exact", **options), ids)
+    model = load(folder, "cuda-emu-fast", numerics="fast", **options)
+    for kind in ("mm", "_scaled_mm"):
+        spy(kind)
+    found = scores(model, ids)
+    e4m3 = not name.startswith("q")
+    # q, k and v; o; gate and up of each layer; the last one's down has the needed rows alone.
+    assert products.count("_scaled_mm" if e4m3 else "mm") >= 4 * model.num_layers - 1
+    # A sum's last bit may decide to which of two e4m3 numbers an input is rounded.
+    off = float((found - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    assert off < (0.15 if e4m3 else 0.03), off

@@ -51,13 +51,19 @@ def test_e4m3_codes_are_the_nearest() -> None:
     assert np.array_equal(e4m3_codes(np.float32([449, -1e9])), np.array([0x7E, 0xFE]))
 
 
-def test_fp8_loses_half_a_step() -> None:
+@pytest.mark.parametrize(("format", "share"), [("f8_g", 64), ("f8_a8", 256)])
+def test_fp8_loses_half_a_step(format: str, share: int) -> None:
+    """A scale is that of 64 elements, or of a row, so that libraries can multiply it."""
     weight = torch.randn(70, 256, generator=torch.Generator().manual_seed(1)) * 0.2
-    weight[3, :64], weight[5, 64:128] = 0, 1e-30
+    weight[3, :64], weight[5, 64:128], weight[6] = 0, 1e-30, 0
     values = np.empty((70, 256), np.float32)
-    _core.dequantize((to_blocks(weight, "f8_g"), "f8_g"), values)
+    blocks = to_blocks(weight, format)
+    _core.dequantize((blocks, format), values)
+    scales = blocks.reshape(70, 4, 68)[..., :4]
+    assert (scales == scales[:, :1]).all() == (format == "f8_a8")
     size = np.abs(weight.numpy())
-    scale = size.reshape(70, 4, 64).max(-1, keepdims=True).repeat(64, -1).reshape(70, 256) / 448
+    groups = size.reshape(70, -1, share)
+    scale = groups.max(-1, keepdims=True).repeat(share, -1).reshape(70, 256) / 448
     # 3 bits behind the leading one, and below 2^-6 steps of 2^-9; the scale's own rounding.
     step = np.maximum(size / 16, scale * 2.0**-10) * (1 + 2.0**-20)
     assert (np.abs(values - weight.numpy()) <= step).all()

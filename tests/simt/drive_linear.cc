@@ -166,7 +166,7 @@ void e4m3_product(int rows, int columns, int depth, int slices, unsigned schedul
   simt::expose(numbers.data(), numbers.size() * sizeof(Vector), "numbers");
   simt::expose(row_scales.data(), row_scales.size() * 4, "row scales");
   simt::seed(schedule);
-  cuda::round_rows(call, {numbers.data(), row_scales.data(), true});
+  cuda::round_rows(call, {numbers.data(), row_scales.data(), cuda::E4m3Order::kOfProducts});
   call.x = numbers.data(), call.x_row_stride = bytes, call.row_scales = row_scales.data();
   const unsigned tiles = (columns - 1) / (kGroups * kStreamColumns) + 1;
   cuda::launch_e4m3_tile<bf16, HopperE4m3Tile<kRows, kGroups>>(

@@ -25,7 +25,7 @@ def test_one_row_of_every_weight_is_an_8b_models_step() -> None:
     assert 15.0e9 < 32 * layers + head < 15.1e9
     assert not any(cell.work().compute_bound for cell in floats)
     names = [cell.name for cell in linear.linear_cells()]
-    assert len(set(names)) == len(names) == 35 + 160 and len(floats) == 35
+    assert len(set(names)) == len(names) == 35 + 185 and len(floats) == 35
     assert "linear-gate-up-q4_0-m11" in names
 
 
@@ -50,6 +50,30 @@ def test_a_cell_is_checked_and_not_timed_in_emulation(rows: int, depth: int, for
     assert record["status"] == "ok" and record["us"] is None
     peers = ("torch", "scaled_mm") if format == "f8_a8" else ("torch",)
     assert record["others"] == {peer: {"us": None} for peer in peers}
+
+
+@EMULATED
+@pytest.mark.parametrize("format", list(linear.PROMPT_ROWS))
+def test_prompts_are_measured_in_fast_mode_too(
+    monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    names = {cell.name for cell in linear.linear_cells()}
+    rows = linear.PROMPT_ROWS[format]
+    assert {f"linear-o-{format}-m{count}" for count in rows} <= names
+    cell = LinearCell("o", rows[0], 72, 192, format)
+    record = linear.measure(cell, EMU, timing.NoTimer())
+    assert record["others"]["fast"] == {"us": None}
+
+    real = ops.unpack_weight
+
+    def wrong(weight: ops.PackedWeight, **how: Any) -> torch.Tensor:
+        out = real(weight, **how)
+        out[5, 7:] = out[5, :-7].clone()
+        return out
+
+    monkeypatch.setattr(ops, "unpack_weight", wrong)
+    with pytest.raises(ArithmeticError, match="error beyond rounding"):
+        linear.measure(cell, EMU, timing.NoTimer())
 
 
 @EMULATED

@@ -2,8 +2,8 @@
 
 A library picks its kernel, and with it the order of every sum, by the shape of a product, so a
 row's bits follow from how many rows share the step. ``ops.linear`` cuts every sum by its length
-alone; in exact mode it makes all products, of prompts too. Packed weights have no other kernel, in
-either mode.
+alone; in exact mode it makes all products, of prompts too. In fast mode it makes those of packed
+weights with fewer rows than a prompt's chunk has.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from .. import ops
 from .device_blocks import Matrix, Rows, StackedWeight, parts_of
 from .place import Place
+from .unpacked_products import UnpackedProducts
 
 __all__ = ["Products"]
 
@@ -54,6 +55,10 @@ class Products:
                 most = max(most, asked)
         # At a fixed address from the start: a captured graph holds it.
         self._scratch = torch.empty(most + 256, dtype=torch.uint8, device=place.device)
+        packed = [matrix for matrix in matrices if isinstance(matrix, ops.PackedWeight)]
+        self._unpacked: UnpackedProducts | None = None
+        if packed and not exact:
+            self._unpacked = UnpackedProducts(packed, place, dtype=dtype, max_rows=max_rows)
 
     def _is_ours(self, weight: Matrix) -> bool:
         return self._exact or isinstance(weight, ops.PackedWeight)
@@ -80,6 +85,12 @@ class Products:
                 self(x, part, None if bias is None else bias[own], out[:, own], cut_columns)
                 first = own.stop
             return out
+        if (
+            isinstance(weight, ops.PackedWeight)
+            and self._unpacked is not None
+            and self._unpacked.serves(x, weight)
+        ):
+            return self._unpacked(x, weight, bias, out)
         if self._exact or isinstance(weight, ops.PackedWeight):
             return ops.linear(
                 x,

@@ -66,13 +66,17 @@ def to_blocks(weight: np.ndarray, format: str) -> np.ndarray:
     q8_0: scale = largest magnitude / 127. q4_1: minimum and scale span the group in 15 steps. Both
     are rounded to float16 before elements are divided by them, ties go to even. A group that is not
     finite, or too large for float16, gets a scale that the decoder refuses. f8_g, f8_a8: scale =
-    largest magnitude / 448, float32; elements over it are rounded to e4m3.
+    largest magnitude / 448, float32, of the group, or of the row; elements over it are rounded to
+    e4m3.
     """
     elements = BLOCKS[format][0]
     groups = np.asarray(weight, dtype=np.float32).reshape(weight.shape[0], -1, elements)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if format in ("f8_g", "f8_a8"):
-            scale = np.abs(groups).max(-1, keepdims=True) / _MAX_E4M3
+            # One scale for a row is what libraries multiply two e4m3 matrices with.
+            axes = -1 if format == "f8_g" else (-2, -1)
+            scale = np.abs(groups).max(axes, keepdims=True) / _MAX_E4M3
+            scale = np.broadcast_to(scale, (*groups.shape[:-1], 1)).copy()
             parts = [scale.view(np.uint8), e4m3_codes(np.where(scale == 0, 0, groups / scale))]
         elif format == "q8_0":
             scale = (np.abs(groups).max(-1, keepdims=True) / np.float32(127)).astype(np.float16)

@@ -39,7 +39,14 @@ from specdec_ext.ops.growth import grow_drafts, make_growths, pack_drafts, propo
 from specdec_ext.ops.kv import append_kv, compact_kv, rope_append_kv, step_append_kv
 from specdec_ext.ops.packed_weight import PACKED_FORMATS, PackedWeight, pack_weight
 from specdec_ext.ops.proposed_drafts import keep_hidden, propose_drafts, recent_tokens
-from specdec_ext.ops.rows import gated_activation, linear, linear_scratch_bytes, rms_norm
+from specdec_ext.ops.rows import (
+    e4m3_rows,
+    gated_activation,
+    linear,
+    linear_scratch_bytes,
+    rms_norm,
+    unpack_weight,
+)
 from specdec_ext.ops.slots import (
     SlotResult,
     commit_step,
@@ -90,6 +97,7 @@ __all__ = [
     "compact_kv",
     "device_limits",
     "draft_step",
+    "e4m3_rows",
     "enter_slot",
     "gated_activation",
     "grow_beams",
@@ -125,4 +133,5 @@ __all__ = [
     "step_attention",
     "supported_attention",
     "synthetic_step",
+    "unpack_weight",
 ]

@@ -53,11 +53,14 @@ class PackedWeight:
     data    uint8 [bytes], on the device
     format  format of its elements: that of the blocks, or a wider one that holds them exactly
     shape   (N, K)
+    row_scales
+            float32 [N], of e4m3 weights whose rows have one scale each; None: of all others
     """
 
     data: Tensor
     format: str
     shape: tuple[int, int]
+    row_scales: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +140,18 @@ def pack_weight(blocks: Tensor, format: str) -> PackedWeight:
     n, k = blocks.shape[0], blocks.shape[1] // size * elements
     kept = _kept_as(blocks, format)
     parts = [_tiles(blocks[first : first + _PART], format, kept) for first in range(0, n, _PART)]
-    return PackedWeight(torch.cat(parts), kept, (n, k))
+    return PackedWeight(torch.cat(parts), kept, (n, k), _row_scales(blocks, format))
+
+
+def _row_scales(blocks: Tensor, format: str) -> Tensor | None:
+    """float32 [N], if e4m3 numbers have one scale for each row."""
+    import torch
+
+    if format not in E4M3_FORMATS:
+        return None
+    scales = blocks.view(len(blocks), -1, BLOCK_SIZES[format][1])[..., :4].contiguous()
+    scales = scales.view(torch.float32)[..., 0]
+    return scales[:, 0].clone() if bool((scales == scales[:, :1]).all()) else None
 
 
 def _kept_as(blocks: Tensor, format: str) -> str:

@@ -124,6 +124,50 @@ def linear(
     return out
 
 
+def unpack_weight(
+    weight: PackedWeight, *, out: Tensor, first: int = 0, backend: str | None = None
+) -> Tensor:
+    """Rows of a packed weight as a matrix, for products of another library. Devices only.
+
+    Shapes   weight [N, K], out [n, K] contiguous, at a multiple of 16 bytes: the rows from `first`,
+             a multiple of 32, on.
+    Writes   out: the elements that ``linear`` multiplies, rounded to its dtype, bfloat16|float16;
+             in uint8 the numbers of e4m3 weights (f8_g, f8_a8) without their scales.
+    Returns  out.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    if out.ndim == 2 and out.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"out has shape {list(out.shape)}: expected [n, K] = [any, {weight.shape[1]}]"
+        )
+    _core.unpack_weight(
+        weight.data,
+        out=out,
+        format=weight.format,
+        columns=weight.shape[0],
+        first=first,
+        backend=backend,
+        stream=stream_of(out),
+    )
+    return out
+
+
+def e4m3_rows(
+    x: Tensor, *, numbers: Tensor, scales: Tensor, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Each row of x as e4m3 numbers and a scale, as ``linear`` rounds it for f8_a8. Devices only.
+
+    Shapes   x [R, K] bfloat16|float16, K a multiple of 16, rows at multiples of 16 bytes; numbers
+             uint8 [R, K] contiguous; scales float32 [R].
+    Writes   scales: a row's largest magnitude over 448, at least 2^-100; NaN where the row has a
+             NaN or an infinity. numbers: x over its scale, to the nearest, ties to even.
+    Returns  numbers, scales.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    _core.e4m3_rows(x, numbers=numbers, scales=scales, backend=backend, stream=stream_of(x))
+    return numbers, scales
+
+
 def _check_depth(x: Tensor, weight: PackedWeight) -> None:
     """Check K here: the packed bytes do not show it, since K is rounded up to whole tiles."""
     if x.ndim == 2 and x.shape[1] != weight.shape[1]:

@@ -27,6 +27,7 @@ from mutants import (
     slots,
     step,
     synthetic,
+    unpack,
 )
 from mutants.model import SUITES, Mutant
 
@@ -41,6 +42,7 @@ PARTS = (
     held,
     masses,
     synthetic,
+    unpack,
     decoder,
     linear,
     linear_hopper,

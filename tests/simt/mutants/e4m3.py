@@ -137,7 +137,7 @@ MUTANTS = [
         "e4m3-18",
         "what lies behind the last k is not zeroed",
         ROWS,
-        "kBytes ? e4m3_pitch(call.depth) : call.depth",
+        "kOrder == E4m3Order::kOfProducts ? e4m3_pitch(call.depth) : call.depth",
         "call.depth",
     ),
     Mutant(

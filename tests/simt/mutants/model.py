@@ -110,6 +110,9 @@ SUITES = {
         ("test_e4m3_linear.py",),
         "emu",
     ),
+    "unpack": Suite(
+        ("linear/unpack", "linear/e4m3_rows"), ("test_unpack_weight.py",), "emu and not fast"
+    ),
     "packed": Suite(
         (
             "linear/linear",

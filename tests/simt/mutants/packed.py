@@ -224,7 +224,7 @@ MUTANTS = [
     Mutant(
         "packed-32",
         "formats with float32 scales go to another kernel",
-        "cuda/linear/linear.cu",
+        "cuda/linear/packed_formats.h",
         "return f.template operator()<T, WeightFormat::kQ8_G>();",
         "return f.template operator()<T, WeightFormat::kF8_G>();",
         tests="emu and not fast and values and q8_g",
