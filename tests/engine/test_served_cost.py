@@ -123,6 +123,22 @@ def test_a_guess_knows_that_tiles_are_fast(
     assert shares["avx512_bf16"][128] > 13 and 4 < shares["amx"][128] < 5
 
 
+def test_a_guess_knows_that_tiles_widen_e4m3(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {}
+    for quantization in ("fp8", "int8"):
+        with LLM(folder, speculative_config=None, quantization=quantization) as llm:
+            for isa in ("avx512_vnni", "amx"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(served_cost._core, "cpu_isa", lambda isa=isa: isa)
+                    rows, seconds, *_ = guess_cost(llm.model).columns
+                share = {n: s / seconds[0] for n, s in zip(rows, seconds, strict=True)}
+                shares[quantization, isa] = share[128]
+    assert 9 < shares["fp8", "amx"] < 10
+    assert shares["fp8", "avx512_vnni"] == shares["int8", "amx"] > 18
+
+
 @pytest.mark.skipif(served_cost._core.cpu_isa() != "amx", reason="a processor without tiles")
 def test_a_guess_knows_that_tiles_widen_blocks_in_fast_numerics(folder: Path, cache: Path) -> None:
     shares = {}

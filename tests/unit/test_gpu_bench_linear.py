@@ -60,7 +60,7 @@ def test_prompts_are_measured_in_fast_mode_too(
     names = {cell.name for cell in linear.linear_cells()}
     rows = linear.PROMPT_ROWS[format]
     assert {f"linear-o-{format}-m{count}" for count in rows} <= names
-    cell = LinearCell("o", rows[0], 72, 192, format)
+    cell = LinearCell("o", rows[0], 80, 192, format)
     record = linear.measure(cell, EMU, timing.NoTimer())
     assert record["others"]["fast"] == {"us": None}
 

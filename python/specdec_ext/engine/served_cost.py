@@ -52,7 +52,8 @@ _GUESS_CONTEXT = 128.0
 # 8.5 to 8.9 times; where tiles multiply bfloat16, 1.2, 3.3 and for 128 rows 4.6 times). Blocks of 8
 # bits and less have fewer bytes and must be unpacked: they hide nothing.
 _NARROW_ROW_SHARE = 0.15
-# In fast numerics many rows widen them for tiles: 16, 84 and 128 rows cost 2.1, 6.5 and 9.6 times.
+# Where rows widen them for tiles (always e4m3, others in fast numerics) 16, 84 and 128 rows cost 2.1,
+# 6.5 and 9.6 times; e4m3 1.7, 6.2 and 8.
 _WIDENED_ROW_SHARE = 0.067
 _WIDE_ROW_SHARE, _TILE_ROW_SHARE, _HIDDEN_ROW_SHARE = 0.11, 0.036, 0.02
 # Bytes per second, of about two cores. Budgets only compare times of passes, and the first steps
@@ -185,13 +186,13 @@ def guess_cost(model: StepModel) -> StepCost:
     info = model.info
     weights = max(info.weight_bytes, 1) / _READ_RATE
     token = token_bytes(model, str(stored_name(model))) / _READ_RATE
+    has_tiles = info.device == "cpu" and _core.cpu_isa() == "amx"
     if info.dtype in DTYPES:  # floats; weights in blocks have other names
-        on_cpu = info.device == "cpu"
-        has_tiles = on_cpu and info.dtype == "bfloat16" and _core.cpu_isa() == "amx"
-        row_share = _TILE_ROW_SHARE if has_tiles else _WIDE_ROW_SHARE
+        multiplies = has_tiles and info.dtype == "bfloat16"
+        row_share = _TILE_ROW_SHARE if multiplies else _WIDE_ROW_SHARE
         share = {n: max(1.0 + _HIDDEN_ROW_SHARE * (n - 1), row_share * n) for n in ROW_COUNTS}
     else:
-        widens = getattr(model, "has_fast_forms", False)
+        widens = has_tiles and info.dtype.startswith("f8") or getattr(model, "has_fast_forms", False)
         row_share = _WIDENED_ROW_SHARE if widens else _NARROW_ROW_SHARE
         share = {n: 1.0 + row_share * (n - 1) for n in ROW_COUNTS}
     return StepCost(
