@@ -52,8 +52,8 @@ _GUESS_CONTEXT = 128.0
 # 8.5 to 8.9 times; where tiles multiply bfloat16, 1.2, 3.3 and for 128 rows 4.6 times). Blocks of 8
 # bits and less have fewer bytes and must be unpacked: they hide nothing.
 _NARROW_ROW_SHARE = 0.15
-# Where rows widen them for tiles (always e4m3, others in fast numerics) 16, 84 and 128 rows cost 2.1,
-# 6.5 and 9.6 times; e4m3 1.7, 6.2 and 8.
+# Where they are widened for tiles (e4m3 always, others in fast numerics) 16, 84 and 128 rows cost
+# 2.1, 6.5 and 9.6 times; e4m3 1.7, 6.2 and 8.
 _WIDENED_ROW_SHARE = 0.067
 _WIDE_ROW_SHARE, _TILE_ROW_SHARE, _HIDDEN_ROW_SHARE = 0.11, 0.036, 0.02
 # Bytes per second, of about two cores. Budgets only compare times of passes, and the first steps
@@ -192,7 +192,8 @@ def guess_cost(model: StepModel) -> StepCost:
         row_share = _TILE_ROW_SHARE if multiplies else _WIDE_ROW_SHARE
         share = {n: max(1.0 + _HIDDEN_ROW_SHARE * (n - 1), row_share * n) for n in ROW_COUNTS}
     else:
-        widens = has_tiles and info.dtype.startswith("f8") or getattr(model, "has_fast_forms", False)
+        widens = getattr(model, "has_fast_forms", False)
+        widens = widens or (has_tiles and info.dtype.startswith(("f8", "fp8")))
         row_share = _WIDENED_ROW_SHARE if widens else _NARROW_ROW_SHARE
         share = {n: 1.0 + row_share * (n - 1) for n in ROW_COUNTS}
     return StepCost(

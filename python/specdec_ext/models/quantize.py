@@ -15,6 +15,8 @@ from .host_arrays import HostArray
 __all__ = ["e4m3_codes", "quantized_loader", "relative_error", "to_blocks", "worst_first"]
 
 _MAX_E4M3 = np.float32(448)
+# Elements that are rounded at once: the steps' arrays stay in the cache.
+_PART_ELEMENTS = 1 << 18
 
 
 def quantized_loader(
@@ -69,6 +71,12 @@ def to_blocks(weight: np.ndarray, format: str) -> np.ndarray:
     largest magnitude / 448, float32, of the group, or of the row; elements over it are rounded to
     e4m3.
     """
+    rows = max(1, _PART_ELEMENTS // max(1, weight.shape[1]))
+    parts = [_to_blocks(weight[i : i + rows], format) for i in range(0, len(weight), rows)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _to_blocks(weight: np.ndarray, format: str) -> np.ndarray:
     elements = BLOCKS[format][0]
     groups = np.asarray(weight, dtype=np.float32).reshape(weight.shape[0], -1, elements)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

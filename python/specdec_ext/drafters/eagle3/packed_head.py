@@ -7,8 +7,9 @@ from typing import Any, cast
 import numpy as np
 
 from ... import _core
-from ...models.host_arrays import converted, from_torch, kv_dtype_name, stacked
+from ...models.host_arrays import converted, from_torch, kv_dtype_name
 from ...models.rope import rope_tables
+from ..packed_layer import drafter_format, pack_layer
 from .checkpoint import Eagle3Weights
 from .shape import NUM_TAPS
 
@@ -20,10 +21,10 @@ _ATTENTION = "midlayer.self_attn."
 def pack_head(
     weights: Eagle3Weights, target: Any, max_position: int, sliding_window: int = 0
 ) -> Any:
-    """_core.Eagle3Head with the weights in the target's dtype and rotary tables of so many
-    positions; sliding_window: tokens that it sees, 0: all."""
+    """_core.Eagle3Head with rotary tables of so many positions; sliding_window: tokens that it
+    sees, 0: all."""
     shape, tensors = weights.shape, weights.tensors
-    dtype = str(kv_dtype_name(target))
+    dtype, format = str(kv_dtype_name(target)), drafter_format(target)
 
     def floats(name: str) -> Any:
         return np.ascontiguousarray(cast(Any, converted(tensors[name], "float32")))
@@ -33,7 +34,7 @@ def pack_head(
         bias = None
         if f"{names[0]}.bias" in tensors:
             bias = np.concatenate([floats(f"{name}.bias") for name in names])
-        return _core.PackedLinear(stacked([tensors[f"{n}.weight"] for n in names], dtype), bias)
+        return pack_layer([tensors[f"{name}.weight"] for name in names], bias, dtype, format)
 
     cos, sin = rope_tables(shape.rope, max_position)
     embedding = getattr(target, "core", None)

@@ -12,6 +12,7 @@ from ...config.medusa_choices import MAX_TOP_K
 from ...log import logger
 from ...models.host_arrays import kv_dtype_name
 from ...models.place import CPU
+from ..packed_layer import drafter_format
 from .checkpoint import read_heads
 from .packed_heads import PackedHeads
 
@@ -41,7 +42,9 @@ def open_heads(
     dtype = str(kv_dtype_name(model)) if config.dtype == "auto" else config.dtype
     prior = _prior(heads.config.training, number, MAX_TOP_K)
     if getattr(model, "place", CPU).is_cpu:
-        return known, PackedHeads(heads, model, num_heads=number, dtype=dtype), prior
+        format = drafter_format(model) if config.dtype == "auto" else None
+        packed = PackedHeads(heads, model, num_heads=number, dtype=dtype, format=format)
+        return known, packed, prior
     import torch
 
     from .device_heads import DeviceHeads

@@ -8,22 +8,33 @@ from typing import Any
 import numpy as np
 
 from ... import _core
-from ...models.host_arrays import HostArray, as_torch, converted, from_torch, stacked
+from ...models.host_arrays import HostArray, as_torch, from_torch, stacked
 from ...models.native import NativeModel
+from ..packed_layer import pack_layer
 from .weights import HeadWeights
 
 __all__ = ["PackedHeads"]
 
 
 class PackedHeads:
-    """The heads as _core.MedusaHeads (`core`), in one dtype.
+    """The heads as _core.MedusaHeads (`core`).
 
     num_heads  the first so many of `heads` are kept
+    dtype      of the layers, if they stay floats
+    format     of the layers in blocks (drafter_format()); None: they stay floats
     model      a StepModel on the CPU: gives the LM head where the heads share the target's. The
                native decoder's own is used as it is, that of any other model is copied
     """
 
-    def __init__(self, heads: HeadWeights, model: Any, *, num_heads: int, dtype: str) -> None:
+    def __init__(
+        self,
+        heads: HeadWeights,
+        model: Any,
+        *,
+        num_heads: int,
+        dtype: str,
+        format: str | None = None,
+    ) -> None:
         config = heads.config
         self.num_heads = num_heads
         self.num_scores = config.head_rows
@@ -32,10 +43,8 @@ class PackedHeads:
         def pack(layers: Sequence[tuple[HostArray, HostArray | None]]) -> Any:
             """One layer of several, stacked along the outputs."""
             biases = [bias for _, bias in layers if bias is not None]
-            return _core.PackedLinear(
-                stacked([weight for weight, _ in layers], dtype),
-                stacked(biases, "float32") if biases else None,
-            )
+            bias = stacked(biases, "float32") if biases else None
+            return pack_layer([weight for weight, _ in layers], bias, dtype, format)
 
         kept, layers = range(num_heads), config.num_medusa_layers
         # The first blocks of all heads read the same rows: one layer, stacked.
@@ -50,7 +59,7 @@ class PackedHeads:
                 ids = heads.token_ids
                 every = np.arange(config.vocab_size, dtype=np.int32)
                 rows = _target_rows(model, every if ids is None else ids)
-                lm_heads = [_core.PackedLinear(converted(rows, dtype))]
+                lm_heads = [pack_layer([rows], None, dtype, format)]
         packed = [*([] if first is None else [first]), *lm_heads]
         packed += [layer for head in deeper for layer in head]
         # The bytes of the packed weights, without a head that is the target's.

@@ -12,40 +12,43 @@ import numpy as np
 
 from ... import _core
 from ...errors import ModelError
-from ...models.host_arrays import HostArray, as_torch, converted
+from ...models.host_arrays import as_torch, converted
 from ...models.native import NativeModel
+from ..packed_layer import drafter_format, pack_layer
 from .checkpoint import RedrafterShape, RedrafterWeights
 
 __all__ = ["PackedRedrafter", "check_target"]
 
 
 class PackedRedrafter:
-    """The network beside a native target as _core.RecurrentDrafter (`core`), packed for few rows in
-    the target's dtype."""
+    """The network beside a native target as _core.RecurrentDrafter (`core`), packed for few
+    rows."""
 
     def __init__(self, weights: RedrafterWeights, target: NativeModel) -> None:
         shape = weights.shape
         self.shape = shape
         self.num_scores = shape.draft_vocab_size or shape.vocab_size
         self.token_ids = weights.token_ids
-        dtype = target.kv_dtype_name
+        dtype, format = target.kv_dtype_name, drafter_format(target)
 
         def pack(name: str) -> Any:
-            return _pack(*weights.linear(name), dtype)
+            weight, bias = weights.linear(name)
+            return pack_layer([weight], bias, dtype, format)
 
         recurrence = None
         if shape.rnn:
             # One product for both: [e, s] (W_w | W_u)^T + b.
             state, bias = weights.linear("rnn_u")
             parts = [converted(part, "float32") for part in (weights.linear("rnn_w")[0], state)]
-            recurrence = _pack(np.concatenate(cast(Any, parts), axis=1), bias, dtype)
+            joined = np.concatenate(cast(Any, parts), axis=1)
+            recurrence = pack_layer([joined], bias, dtype, format)
         projection = pack("input_proj") if shape.has_input_proj else None
         blocks = [pack(f"lm_head.{i}.linear") for i in range(shape.num_draft_layers)]
         head = None
         if not shape.tie_lm_head:
             head = pack(f"lm_head.{shape.num_draft_layers}")
         elif self.token_ids is not None:
-            head = _pack(target.head_rows(self.token_ids), None, dtype)
+            head = pack_layer([target.head_rows(self.token_ids)], None, dtype, format)
         layers = [recurrence, projection, *blocks, head]
         # The bytes of its own packed weights; a head that is the target's is not counted.
         self.weight_bytes = sum(int(layer.weight_bytes) for layer in layers if layer is not None)
@@ -58,12 +61,6 @@ class PackedRedrafter:
             target=target.core,
             head=head,
         )
-
-
-def _pack(weight: HostArray, bias: HostArray | None, dtype: str) -> Any:
-    return _core.PackedLinear(
-        converted(weight, dtype), None if bias is None else converted(bias, "float32")
-    )
 
 
 def check_target(shape: RedrafterShape, target: Any) -> None:
