@@ -63,8 +63,8 @@ class MedusaDecodingConfig(DrafterConfig):
                          are the same under all
     posterior_threshold  parameter of typical acceptance, in (0, 1]; None: 0.09
     posterior_alpha      parameter of typical acceptance, in (0, 1]; None: 0.3
-    dtype                type of the heads' weights: "auto" (the target's), "float32", "bfloat16",
-                         "float16"
+    dtype                type of the heads' weights: "auto" (on the CPU 8 or 4 bits, on a device the
+                         target's), "float32", "bfloat16", "float16"
     adaptive             True: verify as many nodes of the tree as pay, by measured step times and
                          by what was accepted so far; False: always the whole tree
 

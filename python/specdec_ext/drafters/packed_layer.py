@@ -3,7 +3,7 @@
 Every draft reads the whole network, so its bytes are its time. What it says only has to be likely:
 the target decides, and speculative text is plain decoding's whatever was drafted. With 8 bits as
 many drafts are right as with 16; 4 bits lose about one in a hundred, where the target of 4 bits
-reads so little that the time counts more (docs/methods/own_drafter.md).
+reads so little that the time counts more (docs/methods/redrafter.md, "Width").
 """
 
 from __future__ import annotations
