@@ -45,7 +45,7 @@ BLOCKS: dict[str, tuple[int, int, list[tuple[int, torch.dtype]]]] = {
     "q6_k": (256, 210, [(208, torch.float16)]),
 }
 PACKED_ROWS = (1, 11, 84)
-# Of prompts, whose products in fast mode are torch's, of the weight unpacked.
+# Rows of prompts, whose products in fast mode are torch's, with the weight unpacked.
 PROMPT_ROWS = {"f8_a8": (512, 1024, 2048), "q4_0": (1024, 2048), "q8_0": (1024, 2048)}
 CHECKED_COLUMNS = 4096  # of a packed weight, which is unpacked for that
 

@@ -12,8 +12,8 @@ from benchmarks.gpu.machine import Device, Kernel
 from benchmarks.gpu.model_ops import product
 
 ROWS = (256, 512, 768, 1024, 2048)
-# Of a dense product's rate, what torch reached for four weights of 8 bits with 512 and 2048 rows:
-# 0.65 to 0.87 (h200-2026-11-27-780d7a8).
+# The share of a dense product's rate that torch reached for four weights of 8 bits with 512 and
+# 2048 rows: 0.65 to 0.87 (h200-2026-11-27-780d7a8).
 TORCH_SHARE = 0.75
 LAYER = ("qkv", "o", "gate-up", "down")
 

@@ -34,7 +34,7 @@ struct E4m3Rows {
   }
 };
 
-// Of the call: x, rows, depth and stream.
+// Reads the call's x, rows, depth and stream.
 void round_rows(const LinearParams& call, const E4m3Rows& to);
 
 void e4m3_rows(const E4m3RowsParams& params);

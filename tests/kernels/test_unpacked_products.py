@@ -20,13 +20,13 @@ from packed_cases import (
 )
 
 from specdec_ext import ops
-from specdec_ext.models import unpacked_products
+from specdec_ext.models import device_unpacked
 from specdec_ext.models.device_blocks import StackedWeight
 from specdec_ext.models.device_products import Products
 from specdec_ext.models.place import Place
 
-MANY = unpacked_products.FEWEST_ROWS  # and for e4m3, which takes fewer
-MANY_E4M3 = unpacked_products.FEWEST_ROWS_E4M3
+MANY = device_unpacked.FEWEST_ROWS  # and for e4m3, which takes fewer
+MANY_E4M3 = device_unpacked.FEWEST_ROWS_E4M3
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -62,8 +62,8 @@ def of_rows(rows: int, columns: int, depth: int, *, bias: bool) -> PackedLayer:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 64 rows of 128 k in 16 bits, the last one of less."""
-    monkeypatch.setattr(unpacked_products, "_PIECE_BYTES", 64 * 128 * 2)
+    """64 rows of 128 k in 16 bits; the last one has fewer."""
+    monkeypatch.setattr(device_unpacked, "_PIECE_BYTES", 64 * 128 * 2)
 
 
 @pytest.fixture
@@ -203,14 +203,14 @@ def test_memory_is_taken_only_where_it_is_used(
     weight = ops.pack_weight(target.put(blocks), "q8_0")
 
     def taken(max_rows: int) -> int:
-        products = unpacked_products.UnpackedProducts(
+        products = device_unpacked.UnpackedProducts(
             [weight], place_of(target), dtype=torch.bfloat16, max_rows=max_rows
         )
         return products._piece.numel() + products._numbers.numel() + products._scales.numel()
 
     assert taken(MANY - 1) == 0
     assert taken(MANY) == 96 * 128 * 2
-    monkeypatch.setattr(unpacked_products, "_PIECE_BYTES", 70 * 128 * 2)
+    monkeypatch.setattr(device_unpacked, "_PIECE_BYTES", 70 * 128 * 2)
     assert taken(MANY) == 64 * 128 * 2
-    monkeypatch.setattr(unpacked_products, "_PIECE_BYTES", 5)
+    monkeypatch.setattr(device_unpacked, "_PIECE_BYTES", 5)
     assert taken(MANY) == 32 * 128 * 2

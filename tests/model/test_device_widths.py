@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from emulators import EMULATED, devices
 from gguf_files import write_gguf
 from specdec_ext import LLM, SamplingParams, UnsupportedModelError, ops
-from specdec_ext.models import load_model, unpacked_products
+from specdec_ext.models import device_unpacked, load_model
 from specdec_ext.models.device_blocks import parts_of
 from specdec_ext.models.place import resolve_device
 from specdec_ext.models.quantize import to_blocks
@@ -269,8 +269,8 @@ def test_a_float32_checkpoint_has_floats_with_one_line(
 def test_a_prompt_in_fast_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Its products are torch's, of the weights unpacked: near the scores of this package's kernel,
     whose sums are others. A prompt has 40 rows here."""
-    monkeypatch.setattr(unpacked_products, "FEWEST_ROWS", 40)
-    monkeypatch.setattr(unpacked_products, "FEWEST_ROWS_E4M3", 40)
+    monkeypatch.setattr(device_unpacked, "FEWEST_ROWS", 40)
+    monkeypatch.setattr(device_unpacked, "FEWEST_ROWS_E4M3", 40)
     products: list[str] = []
 
     def spy(kind: str) -> None:

@@ -7,7 +7,7 @@ from benchmarks.gpu import model, model_prompts
 from benchmarks.gpu.linear import PROMPT_ROWS, SHAPES
 from benchmarks.gpu.machine import Device
 
-from specdec_ext.models.unpacked_products import FEWEST_ROWS, FEWEST_ROWS_E4M3
+from specdec_ext.models.device_unpacked import FEWEST_ROWS, FEWEST_ROWS_E4M3
 
 
 @pytest.mark.parametrize("format", list(PROMPT_ROWS))

@@ -14,8 +14,8 @@ import torch
 
 from .. import ops
 from .device_blocks import Matrix, Rows, StackedWeight, parts_of
+from .device_unpacked import UnpackedProducts
 from .place import Place
-from .unpacked_products import UnpackedProducts
 
 __all__ = ["Products"]
 
