@@ -242,7 +242,7 @@ EMULATED = "same_call_twice or alone_equals or head_dims or argmax_of_one"
 # What else has a CUDA device among its parameters: kernels, the decoder and the engine.
 KERNEL_TESTS = (
     "accept_law", "beam_ops", "e4m3_linear", "growth_ops", "packed_linear", "proposed_drafts",
-    "row_ops", "slots", "slots_prompt", "slots_sampled",
+    "row_ops", "slots", "slots_prompt", "slots_sampled", "unpack_weight", "unpacked_products",
 )  # fmt: skip
 DEVICE_TESTS = (
     "tests/model/test_device_model.py",
