@@ -218,9 +218,8 @@ def measure(cell: LinearCell, target: Target, timer: timing.Timer) -> dict[str, 
         _check_columns(x, first, out)
         if cell.rows in PROMPT_ROWS.get(cell.format, ()):
             packed = [weight for weight in weights if isinstance(weight, ops.PackedWeight)]
-            programs["fast"] = _in_fast_mode(
-                x, packed, other := torch.full_like(out, torch.nan), target
-            )
+            other = torch.full_like(out, torch.nan)
+            programs["fast"] = _in_fast_mode(x, packed, other, target)
             programs["fast"](0)
             _check_columns(x, first, other)
     else:

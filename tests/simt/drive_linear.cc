@@ -1,6 +1,6 @@
 // The linear layer for 9.0 in the emulator: small integers, whose sums are exact, by every
-// instance, with packed weights of three formats and of e4m3 too, in several schedules; and how
-// products are dealt.
+// instance, with packed weights of three formats and of e4m3 too, in several schedules; packed
+// weights as matrices; and how products are dealt.
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -9,6 +9,7 @@
 #include "linear/e4m3_rows.cu"
 #include "linear/hopper_e4m3.cuh"
 #include "linear/hopper_packed.cuh"
+#include "linear/unpack.cu"
 #include "simt/host.h"
 
 namespace specdec {
@@ -192,6 +193,43 @@ void e4m3_product(int rows, int columns, int depth, int slices, unsigned schedul
   host::expect_equal(name, wrong, 0);
 }
 
+// Columns from `first` on as a matrix; kBytes: e4m3 numbers without their scales.
+template <WeightFormat kFormat, bool kBytes = false>
+void unpacked(int columns, int depth, int first, unsigned schedule) {
+  pack<kFormat>(columns, depth);
+  const int count = columns - first;
+  const size_t size = size_t(count) * depth;
+  numbers.assign((size * (kBytes ? 1 : 2) + 15) / 16, {});
+  memset(numbers.data(), 0x7f, numbers.size() * sizeof(Vector));
+  UnpackWeightParams p;
+  p.weight = packed.data(), p.out = numbers.data(), p.first = first;
+  p.columns = count, p.depth = depth, p.format = kFormat;
+  p.dtype = kBytes ? DType::kF8E4M3 : DType::kBF16;
+  simt::conceal();
+  simt::expose(packed.data(), packed.size() * sizeof(Vector), "weight", false);
+  simt::expose(numbers.data(), numbers.size() * sizeof(Vector), "out");
+  simt::seed(schedule);
+  cuda::unpack_weight(p);
+  int wrong = 0;
+  for (int c = 0; c < count; c++) {
+    for (int k = 0; k < depth; k++) {
+      const size_t at = size_t(c) * depth + k;
+      const float element = weight_at(first + c, k);
+      if constexpr (kBytes) {
+        wrong += numbers.data()->bytes[at] != e4m3_code(element);
+      } else {
+        const float got = float(reinterpret_cast<const bf16*>(numbers.data())[at]);
+        wrong += got != element * scale_at<kFormat>(first + c, k);
+      }
+    }
+  }
+  char name[112];
+  snprintf(name, sizeof name, "unpacked %s%s: %d x %d from %d, schedule %u",
+           packed_layout(kFormat).name, kBytes ? " numbers" : "", columns, depth, first, schedule);
+  printf("%s\n", name);
+  host::expect_equal(name, wrong, 0);
+}
+
 void choices() {
   const DeviceLimits hopper{9, 0, 132, 227 << 10, 50 << 20}, ampere{8, 0, 108, 163 << 10, 40 << 20};
   const DeviceLimits next{10, 0, 148, 227 << 10, 126 << 20}, small{9, 0, 132, 99 << 10, 50 << 20};
@@ -304,6 +342,11 @@ int main() {
     e4m3_product<96, 1>(84, 130, 960, 1, schedule);
     e4m3_product<96, 2>(84, 290, 1728, 1, schedule);
     e4m3_product<128, 2>(130, 65, 2112, 2, schedule);
+    unpacked<WeightFormat::kQ4_0>(130, 544, 32, schedule);
+    unpacked<WeightFormat::kQ4_1>(33, 96, 0, schedule);
+    unpacked<WeightFormat::kQ6_K>(70, 336, 64, schedule);
+    unpacked<WeightFormat::kF8_A8>(65, 320, 32, schedule);
+    unpacked<WeightFormat::kF8_A8, true>(65, 320, 32, schedule);
   }
   printf("%s\n", host::failures ? "FAILED" : "passed");
   return host::failures != 0;

@@ -143,14 +143,18 @@ def pack_weight(blocks: Tensor, format: str) -> PackedWeight:
     return PackedWeight(torch.cat(parts), kept, (n, k), _row_scales(blocks, format))
 
 
-def _row_scales(blocks: Tensor, format: str) -> Tensor | None:
-    """float32 [N], if e4m3 numbers have one scale for each row."""
+def _e4m3_scales(blocks: Tensor) -> Tensor:
+    """float32 [N, blocks of a row] of blocks [N, blocks of a row, bytes]."""
     import torch
 
+    return blocks[..., :4].contiguous().view(torch.float32)[..., 0]
+
+
+def _row_scales(blocks: Tensor, format: str) -> Tensor | None:
+    """float32 [N], if e4m3 numbers have one scale for each row."""
     if format not in E4M3_FORMATS:
         return None
-    scales = blocks.view(len(blocks), -1, BLOCK_SIZES[format][1])[..., :4].contiguous()
-    scales = scales.view(torch.float32)[..., 0]
+    scales = _e4m3_scales(blocks.reshape(len(blocks), -1, BLOCK_SIZES[format][1]))
     return scales[:, 0].clone() if bool((scales == scales[:, :1]).all()) else None
 
 
@@ -163,7 +167,7 @@ def _kept_as(blocks: Tensor, format: str) -> str:
         nans = int((blocks[..., 4:] & 127 == 127).sum())
         if nans:
             raise ValueError(f"blocks holds {nans} e4m3 codes of NaN: give numbers")
-        scales = blocks[..., :4].contiguous().view(torch.float32)
+        scales = _e4m3_scales(blocks)
         if bool((scales.abs() >= 2.0**_SCALE_BITS).any()):
             raise ValueError(
                 f"blocks holds a scale of {float(scales.abs().max()):.3g}: e4m3 takes scales below "
