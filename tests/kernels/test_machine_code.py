@@ -7,6 +7,7 @@ inlined at once. No result shows it, but passes of several rows then wait for me
 from __future__ import annotations
 
 import functools
+import itertools
 import platform
 import re
 import shutil
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 _LINE = re.compile(r"^\s*([0-9a-f]+):\s+(\S+)\s*(.*)$")
 _FARTHEST = 4096  # bytes that a kernel's innermost loop has at most
+_NEAR = 256  # bytes from one instruction to the next of its kind, in the same loop
 
 
 @functools.cache
@@ -72,6 +74,24 @@ def test_loops_over_weights_fetch_them(instructions: tuple[str, ...], least: int
     assert len(loops) >= least
     for body in loops:
         assert "prefetcht1" in body, f"a loop of {len(body)} instructions"
+
+
+def test_products_of_whole_numbers_fetch_between_quads() -> None:
+    """A burst of prefetches occupies all slots for lines in flight: 11 rows of 8 bits took half as
+    long again."""
+    names = [(at, name) for at, name, _ in disassembly() if name in ("prefetcht1", "vpdpbusd")]
+    bursts, run, last = [], 0, 0
+    for (at, name), (following, product) in itertools.pairwise(names):
+        is_fetch = name == "prefetcht1"
+        run = (run + 1 if at - last < _NEAR else 1) if is_fetch else 0
+        last = at
+        if is_fetch and product == "vpdpbusd" and following - at < _NEAR:
+            bursts.append(run)
+    if not any(name == "vpdpbusd" for _, name in names):
+        pytest.skip("the compiler has no such instruction")
+    # One to twelve rows of seven formats, eight quads each.
+    assert len(bursts) >= 12 * 7 * 7
+    assert max(bursts) <= 3, f"bursts: {sorted(set(bursts))}"
 
 
 def test_loops_that_widen_groups_fetch_them() -> None:

@@ -133,6 +133,24 @@ def _quantize_groups(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(scaled).astype(np.int64), np.where(finite, scale, np.float32(np.nan))
 
 
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """float32 a * b + c, rounded once.
+
+    The product of two float32 numbers is exact in float64. Their sum is rounded to odd there: to
+    the neighbour whose last bit is set, if it isn't exact. Then rounding to float32 is that of the
+    exact sum.
+    """
+    product, c = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c)
+    total = product + c
+    with np.errstate(invalid="ignore"):
+        kept = total - product
+        error = (product - (total - kept)) + (c - kept)
+        even = total.view(np.int64) & 1 == 0
+        towards = np.where(error > 0, np.inf, -np.inf)
+        total = np.where(even & (error != 0), np.nextafter(total, towards), total)
+    return total.astype(np.float32)
+
+
 def quant_linear(groups: Groups, x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """float32 [R, N]: the sum that cpp/backend/cpu/linear/quant_kernels.h states, bit for bit."""
     rounded = quantize_rows(x)
@@ -143,8 +161,8 @@ def quant_linear(groups: Groups, x: np.ndarray, bias: np.ndarray | None) -> np.n
             scales = x_scale[:, g, None]
             for part in parts:
                 whole = (q[:, g, part] @ groups.codes[:, g, part].T).astype(np.float32)
-                y = y + whole * (groups.scale[:, g, part.start // 16] * scales)
+                y = _fused(whole, groups.scale[:, g, part.start // 16] * scales, y)
             if groups.has_min:
                 total = scales[:, 0] * q[:, g].sum(axis=-1).astype(np.float32)
-                y = y + groups.min[:, g] * total[:, None]
+                y = _fused(groups.min[:, g], total[:, None], y)
     return y if bias is None else y + bias

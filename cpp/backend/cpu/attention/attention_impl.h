@@ -18,25 +18,37 @@ constexpr int kTileKeys = 2 * V::W;
 
 alignas(64) constexpr float kZeroRow[256] = {};
 
+// Keys in bf16 that are transposed as pairs of head dims and widened in registers: half of the
+// shuffles, and no float32 rows in between.
+template <typename V, typename T>
+constexpr bool kTransposesPairs =
+    std::is_same_v<T, Bf16> && requires(const Bf16* const* rows, typename V::F* out) {
+      V::load_transposed_bf16(rows, 0, out);
+    };
+
 // tile[d, j] = key j's head dim d; columns past `keys` are zero. `wide` is room for kTileKeys rows
-// of float32, in whole chunks of kDimChunk. Keys that no row sees are zero, too: their page may be
-// somebody else's. The tile after this one (`next_keys` keys) is fetched
-// ahead: its rows are 16 to 32 short streams, which the hardware does not follow by itself.
+// of float32, in whole chunks of kDimChunk, where they are not transposed as they are. Keys that no
+// row sees are zero, too: their page may be somebody else's. The tile after this one (`next_keys`
+// keys) is fetched ahead: its rows are 16 to 32 short streams, which the hardware does not follow
+// by itself.
 template <typename V, typename T>
 inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block, std::int32_t slot,
                         int keys, int next_keys, int head_dim, float* wide, float* tile) {
-  const float* rows[kTileKeys<V>];
+  constexpr bool kPairs = kTransposesPairs<V, T>;
+  using Row = std::conditional_t<kPairs, T, float>;
+  const Row* rows[kTileKeys<V>];
   const T* ahead[kTileKeys<V>];
+  const auto* zeros = reinterpret_cast<const Row*>(kZeroRow);
   const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
   for (int j = 0; j < keys; ++j) {
     if (!is_read(block, slot + j)) {
-      rows[j] = kZeroRow;
+      rows[j] = zeros;
       ahead[j] = reinterpret_cast<const T*>(kZeroRow);
       continue;
     }
     const T* from = reader(slot + j);
     ahead[j] = j < next_keys ? reader(slot + kTileKeys<V> + j) : from;
-    if constexpr (sizeof(T) == 4) {
+    if constexpr (kPairs || sizeof(T) == 4) {
       rows[j] = from;
     } else {
       float* to = wide + j * stride;
@@ -45,21 +57,26 @@ inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block
     }
   }
   for (int j = keys; j < kTileKeys<V>; ++j) {
-    rows[j] = kZeroRow;
+    rows[j] = zeros;
     ahead[j] = reinterpret_cast<const T*>(kZeroRow);
   }
   // A few lines at a time, all along the transposition: a burst would only queue up.
+  constexpr int kStep = kPairs ? 8 : 4;  // head dims at a time
   constexpr int kDims = 64 / sizeof(T);  // head dims in a cache line
-  constexpr int kFetches = V::W * 4 / kDims;
-  constexpr int kSteps = kDims / (V::W * 4);  // of one fetch, where lines are longer than that
+  constexpr int kFetches = V::W * kStep / kDims;
+  constexpr int kSteps = kDims / (V::W * kStep);  // of one fetch, where lines are longer than that
   for (int first = 0; first < kTileKeys<V>; first += V::W) {
-    for (int d = 0; d < head_dim; d += 4) {
-      typename V::F lanes[4];
-      V::load_transposed(rows + first, d, lanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
-      // W rows of a line take kDims / 4 steps of this loop.
-      const int step = d % kDims / 4;
+    for (int d = 0; d < head_dim; d += kStep) {
+      typename V::F lanes[kStep];
+      if constexpr (kPairs) {
+        V::load_transposed_bf16(rows + first, d, lanes);
+      } else {
+        V::load_transposed(rows + first, d, lanes);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kStep; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
+      // W rows of a line take kDims / kStep steps of this loop.
+      const int step = d % kDims / kStep;
       if constexpr (kFetches == 0) {
         if (step % kSteps == 0)
           __builtin_prefetch(ahead[first + step / kSteps] + d / kDims * kDims);

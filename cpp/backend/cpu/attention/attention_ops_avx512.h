@@ -40,16 +40,18 @@ struct Avx512 {
     return _mm512_cvtepi32_ps(
         _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
   }
-  // out[i] = head dim d + i of the W rows: rows j, j + 4, j + 8, j + 12 share a register (masked
-  // broadcasts from memory need no shuffle unit), then 4 x 4 transposes in the 128-bit lanes.
-  static void load_transposed(const float* const* rows, int d, F* out) {
+  // out[i] = 32-bit word i of the W rows' next four: rows j, j + 4, j + 8, j + 12 share a register
+  // (masked broadcasts from memory need no shuffle unit), then 4 x 4 transposes in the 128-bit
+  // lanes. word(j): where those of row j are.
+  template <typename Word>
+  static void transpose(Word&& word, __m512* out) {
     __m512 a[4];
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      a[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows[j] + d));
-      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0x00f0, _mm_loadu_ps(rows[j + 4] + d));
-      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0x0f00, _mm_loadu_ps(rows[j + 8] + d));
-      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0xf000, _mm_loadu_ps(rows[j + 12] + d));
+      a[j] = _mm512_castps128_ps512(_mm_loadu_ps(word(j)));
+      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0x00f0, _mm_loadu_ps(word(j + 4)));
+      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0x0f00, _mm_loadu_ps(word(j + 8)));
+      a[j] = _mm512_mask_broadcast_f32x4(a[j], 0xf000, _mm_loadu_ps(word(j + 12)));
     }
     const __m512 b0 = _mm512_unpacklo_ps(a[0], a[1]), b1 = _mm512_unpackhi_ps(a[0], a[1]);
     const __m512 b2 = _mm512_unpacklo_ps(a[2], a[3]), b3 = _mm512_unpackhi_ps(a[2], a[3]);
@@ -57,6 +59,25 @@ struct Avx512 {
     out[1] = _mm512_shuffle_ps(b0, b2, 0xee);
     out[2] = _mm512_shuffle_ps(b1, b3, 0x44);
     out[3] = _mm512_shuffle_ps(b1, b3, 0xee);
+  }
+  // out[i] = head dim d + i of the W rows: four of them.
+  static void load_transposed(const float* const* rows, int d, F* out) {
+    __m512 lanes[4];
+    transpose([&](int j) { return rows[j] + d; }, lanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) out[i] = lanes[i];
+  }
+  // The same for eight of rows in bf16.
+  static void load_transposed_bf16(const Bf16* const* rows, int d, F* out) {
+    __m512 pairs[4];
+    transpose([&](int j) { return reinterpret_cast<const float*>(rows[j] + d); }, pairs);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i pair = _mm512_castps_si512(pairs[i]);
+      out[2 * i] = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+      out[2 * i + 1] = _mm512_castsi512_ps(
+          _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
   }
   // The last 8 head dims of an odd multiple of 8; the upper lanes are zero.
   static F load_half(const float* x) { return _mm512_zextps256_ps512(_mm256_loadu_ps(x)); }

@@ -201,17 +201,17 @@ inline __attribute__((always_inline)) void add_vecs(const Weights& weights,
     if constexpr (kFormat.has_min) min = w.min(first + v);
 #pragma GCC unroll 2
     for (int m = 0; m < kRows; ++m) {
-      const auto term = [&](Ints whole, Floats factor) {
-        return _mm256_mul_ps(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(factor, x_scale[m]));
+      const auto add_term = [&](Ints whole, Floats factor, Floats value) {
+        return Avx2Ops::fma(_mm256_cvtepi32_ps(whole), _mm256_mul_ps(factor, x_scale[m]), value);
       };
       float* at = y[m] + (first + v) * Avx2Ops::kLanes;
       if constexpr (kHasZero) sum[m][v] = _mm256_add_epi32(sum[m][v], start[m]);
-      Floats value = _mm256_add_ps(Avx2Ops::load(at), term(sum[m][v], scale));
+      Floats value = add_term(sum[m][v], scale, Avx2Ops::load(at));
       if constexpr (kFormat.two_scales) {
         if constexpr (kHasZero) late[m][v] = _mm256_add_epi32(late[m][v], late_start[m]);
-        value = _mm256_add_ps(value, term(late[m][v], late_scale));
+        value = add_term(late[m][v], late_scale, value);
       }
-      if constexpr (kFormat.has_min) value = _mm256_add_ps(value, _mm256_mul_ps(min, x_sum[m]));
+      if constexpr (kFormat.has_min) value = Avx2Ops::fma(min, x_sum[m], value);
       Avx2Ops::store(at, value);
     }
   }

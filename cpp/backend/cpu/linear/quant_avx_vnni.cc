@@ -5,7 +5,13 @@ namespace specdec::cpu {
 namespace {
 
 struct AvxVnni : Avx2Ops {
-  static Ints dot(Ints sum, Ints codes, Ints x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
+  static constexpr int kVecs = 2;
+  static constexpr int kBlockRows = 4;  // 8 of 16 registers hold sums
+  static constexpr int kRegisterRows = 1;
+  // See quant_avx512_vnni.cc.
+  static void add_dot(Ints& sum, Ints codes, Ints x) {
+    asm volatile("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(x));
+  }
 };
 
 }  // namespace

@@ -10,8 +10,9 @@
 //   float(sum_k (u - zero) * q) * (scale * x.scale)   (two such terms where there are two scales)
 //   + min * x.scaled_sum                              (where there is a minimum)
 //   + the same terms of the step's second block of x  (where x.has_rest)
-// each product and each sum rounded to float32, then + bias[n]. The inner sum is of whole numbers
-// and exact. So every instruction set gives the same bits.
+// then + bias[n]. The inner sum is of whole numbers and exact, scale * x.scale is rounded to
+// float32, and each term is added by one fused multiply-add. So every instruction set gives the
+// same bits.
 #pragma once
 
 #include <cstddef>

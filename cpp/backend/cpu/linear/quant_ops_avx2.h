@@ -15,8 +15,7 @@ struct Avx2Ops {
   using Ints = __m256i;
   using Floats = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kVecs = 1;  // 8 of 16 registers hold weights
-  static constexpr int kBlockRows = 2;
+  static constexpr int kVecs = 1;
   static Ints load_codes(const std::byte* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -44,6 +43,7 @@ struct Avx2Ops {
   static Floats splat_float(const float* p) { return _mm256_broadcast_ss(p); }
   static Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   static Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+  static Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
   static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
   // always_inline: GCC takes a function that only prefetches for one without effect and drops its
   // calls unless they are inlined at once.

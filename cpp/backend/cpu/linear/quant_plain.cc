@@ -1,5 +1,5 @@
-// Plain C++: the fallback of every machine, and what the other tables are tested against. The
-// multiply and the add stay apart (-ffp-contract=off).
+// Plain C++: the fallback of every machine, and what the other tables are tested against.
+#include <cmath>
 #include <cstring>
 
 #include "backend/cpu/half.h"
@@ -46,9 +46,10 @@ float add_block(float sum, const std::byte* step, const QuantBlock& x, int colum
     for (int k = set * kSetLength; k < (set + 1) * kSetLength; ++k) {
       products += (code_at<kType>(step, k, column) - kFormat.zero()) * x.q[k];
     }
-    sum += static_cast<float>(products) * (scale_at<kType>(step, set, column) * x.scale);
+    const float factor = scale_at<kType>(step, set, column) * x.scale;
+    sum = std::fma(static_cast<float>(products), factor, sum);
   }
-  if (kFormat.has_min) sum += scale_at<kType>(step, kSets, column) * x.scaled_sum;
+  if (kFormat.has_min) sum = std::fma(scale_at<kType>(step, kSets, column), x.scaled_sum, sum);
   return sum;
 }
 
