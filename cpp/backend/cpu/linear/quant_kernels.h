@@ -39,8 +39,8 @@ struct QuantTileArgs {
 };
 using QuantTileFn = void (*)(const QuantTileArgs&);
 
-// Weights of a step are unpacked into registers once for up to so many rows. Their x and y stay in
-// the caches nearest to the core.
+// Rows of a tile at most: they share one reading of a panel, and their x and y stay in the caches
+// nearest to the core.
 inline constexpr int kQuantTileRows = 32;
 
 struct QuantKernels {

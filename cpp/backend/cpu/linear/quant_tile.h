@@ -2,13 +2,13 @@
 //
 // Included by the per-ISA files only; every Op lives in an anonymous namespace there. An Op has
 //   Ints, Floats, kLanes            vectors of 32-bit lanes; a lane is a column
-//   kVecs, kBlockRows               vectors of columns, and rows, at a time: their sums fill
-//   registers kRegisterRows                   so many rows of y fit the registers beside their sums
-//   load_codes(p), low(v), high(v)  codes of a quad of k; the nibbles of it
-//   add_dot(Ints& sum, codes, x)    adds four products per lane, in place
-//   Ints splat(p), zero_ints(), zero_floats(), shift_left<n>(v), sub(a, b); Floats to_floats(Ints)
-//   Floats load(p), load_half(p), splat_float(p), mul, add, fma(a, b, c) = a * b + c; store(p, v);
-//   prefetch(p)
+//   kVecs, kBlockRows               vectors of columns, and rows, of a block
+//   kRegisterRows                   so many rows of y fit the registers beside a block's sums
+//   codes = load_codes(p)           codes of a quad of k; low(v), high(v): the nibbles of it
+//   add_dot(sum, codes, x)          adds four products per lane, in place
+//   Ints splat(p), zero_ints(), shift_left<n>(v), sub(a, b); Floats to_floats(Ints)
+//   Floats load(p), load_half(p), splat_float(p), zero_floats(), mul, add, fma(a, b, c) = a * b + c
+//   store(p, v), prefetch(p)
 #pragma once
 
 #include <algorithm>
