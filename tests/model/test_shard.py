@@ -134,8 +134,9 @@ def test_bits_of_other_families(saved: Any, family: str) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
     ("options", "near"),
-    # Sums of other parts: float32 differs by rounding, bfloat16 rounds what projections read.
-    [({}, 2e-5), ({"dtype": "bfloat16"}, 3e-2), ({"quantization": "int8"}, 2e-5)],
+    # Sums of other parts: float32 differs by rounding, bfloat16 and 8 bits round what projections
+    # read. With 8 bits a few rows show it: those of which a number was nearly a half.
+    [({}, 2e-5), ({"dtype": "bfloat16"}, 3e-2), ({"quantization": "int8"}, 2e-2)],
     ids=["float32", "bfloat16", "int8"],
 )
 def test_partial_sums_are_the_model_too(
@@ -146,6 +147,9 @@ def test_partial_sums_are_the_model_too(
     expected, found = one.forward(tree_plan()), run(ranks, tree_plan())
     scale = np.abs(expected).max()
     np.testing.assert_allclose(found / scale, expected / scale, rtol=0, atol=near)
+    if options.get("dtype") != "bfloat16":
+        distances = np.abs(found - expected).max(axis=1) / scale
+        assert (distances <= 2e-5).mean() >= 0.75, distances
     # Or they would not be needed. Projections read rounded bfloat16, which may hide it.
     if options.get("dtype") != "bfloat16":
         assert not np.array_equal(found, expected)
