@@ -136,7 +136,7 @@ def test_bits_of_other_families(saved: Any, family: str) -> None:
     ("options", "near"),
     # Sums of other parts: float32 differs by rounding, bfloat16 and 8 bits round what projections
     # read. With 8 bits a few rows show it: those of which a number was nearly a half.
-    [({}, 2e-5), ({"dtype": "bfloat16"}, 3e-2), ({"quantization": "int8"}, 2e-2)],
+    [({}, 2e-5), ({"dtype": "bfloat16"}, 3e-2), ({"quantization": "int8"}, 1e-2)],
     ids=["float32", "bfloat16", "int8"],
 )
 def test_partial_sums_are_the_model_too(

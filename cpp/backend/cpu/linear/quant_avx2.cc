@@ -46,36 +46,21 @@ struct Step {
   Floats scale[kVecs], late_scale[kVecs], min[kVecs];
 };
 
-inline Ints load(const std::byte* p) { return Avx2Ops::load_codes(p); }
-
 // Codes of one quad of k and one vector of columns, straight from the pack.
 struct Code {
   Ints magnitude, q;
 };
 template <WeightType kType>
 inline __attribute__((always_inline)) Code code_at(const std::byte* step, int quad, int vec) {
-  if constexpr (quant_format(kType).nibbles) {
-    const Ints packed = load(step + quad % 4 * 128 + vec * 32);
-    const Ints code = quad < 4 ? Avx2Ops::low(packed) : Avx2Ops::high(packed);
-    return {code, code};
-  } else {
-    const Ints code = load(step + quad * 128 + vec * 32);
-    if constexpr (!kAllBits<kType>) return {code, code};
-    const Ints q = _mm256_xor_si256(code, _mm256_set1_epi8(-128));
-    return {_mm256_abs_epi8(q), q};
-  }
+  const Ints code = codes_at<Avx2Ops, kType>(step, quad, vec * Avx2Ops::kLanes);
+  if constexpr (!kAllBits<kType>) return {code, code};
+  const Ints q = _mm256_xor_si256(code, _mm256_set1_epi8(-128));
+  return {_mm256_abs_epi8(q), q};
 }
 
 template <WeightType kType>
-inline __attribute__((always_inline)) Floats scale_at(const std::byte* step, int set, int vec) {
-  constexpr QuantFormat kFormat = quant_format(kType);
-  const std::byte* scales = step + kFormat.codes_bytes();
-  const int index = set * kPanelWidth + vec * Avx2Ops::kLanes;
-  if constexpr (kFormat.wide_scales) {
-    return Avx2Ops::load(reinterpret_cast<const float*>(scales) + index);
-  } else {
-    return Avx2Ops::load_half(scales + 2 * index);
-  }
+inline __attribute__((always_inline)) Floats vec_scale(const std::byte* step, int set, int vec) {
+  return scale_at<Avx2Ops, kType>(step, set, vec * Avx2Ops::kLanes);
 }
 
 template <WeightType kType>
@@ -89,10 +74,10 @@ inline __attribute__((always_inline)) void unpack(const std::byte* packed, Step<
       step.codes[j][v] = code.magnitude;
       if constexpr (kAllBits<kType>) step.signs[j][v] = code.q;
     }
-    step.scale[v] = scale_at<kType>(packed, 0, v);
-    if constexpr (kFormat.two_scales) step.late_scale[v] = scale_at<kType>(packed, 1, v);
+    step.scale[v] = vec_scale<kType>(packed, 0, v);
+    if constexpr (kFormat.two_scales) step.late_scale[v] = vec_scale<kType>(packed, 1, v);
     if constexpr (kFormat.has_min)
-      step.min[v] = scale_at<kType>(packed, kFormat.two_scales ? 2 : 1, v);
+      step.min[v] = vec_scale<kType>(packed, kFormat.two_scales ? 2 : 1, v);
   }
 }
 
@@ -115,23 +100,19 @@ struct Packed {
     return code_at<kType>(step, quad, vec);
   }
   __attribute__((always_inline)) Floats scale(int vec) const {
-    return scale_at<kType>(step, 0, vec);
+    return vec_scale<kType>(step, 0, vec);
   }
   __attribute__((always_inline)) Floats late_scale(int vec) const {
-    return scale_at<kType>(step, 1, vec);
+    return vec_scale<kType>(step, 1, vec);
   }
   __attribute__((always_inline)) Floats min(int vec) const {
-    return scale_at<kType>(step, quant_format(kType).two_scales ? 2 : 1, vec);
+    return vec_scale<kType>(step, quant_format(kType).two_scales ? 2 : 1, vec);
   }
 };
 
 // The compiler keeps the order of what is computed into `v`. Left alone it adds up products in
 // trees, of all quads at once, and spills.
 inline __attribute__((always_inline)) void in_order(Ints& v) { asm("" : "+x"(v)); }
-
-inline const QuantBlock& block_at(const std::byte* x) {
-  return *reinterpret_cast<const QuantBlock*>(x);
-}
 
 // Adds kBlockVecs vectors of columns, from `first` on, of one step to kRows rows; y[m]: of column
 // 0.
@@ -184,14 +165,8 @@ inline __attribute__((always_inline)) void add_vecs(const Weights& weights,
     x_scale[m] = Avx2Ops::splat_float(&block.scale);
     x_sum[m] = Avx2Ops::splat_float(&block.scaled_sum);
     if constexpr (kHasZero) {
-      Ints minus_sum = Avx2Ops::splat(&block.minus_sum);
-      if constexpr (kFormat.two_scales) {
-        const std::int32_t minus_low_sum = block.minus_low_sum;
-        const Ints low = Avx2Ops::splat(&minus_low_sum);
-        late_start[m] = Avx2Ops::shift_left<kFormat.zero_shift>(Avx2Ops::sub(minus_sum, low));
-        minus_sum = low;
-      }
-      start[m] = Avx2Ops::shift_left<kFormat.zero_shift>(minus_sum);
+      start[m] = start_of<Avx2Ops, kType>(block, 0);
+      if constexpr (kFormat.two_scales) late_start[m] = start_of<Avx2Ops, kType>(block, 1);
     }
   }
 #pragma GCC unroll 4

@@ -15,7 +15,6 @@ struct Avx2Ops {
   using Ints = __m256i;
   using Floats = __m256;
   static constexpr int kLanes = 8;
-  static constexpr int kVecs = 1;
   static Ints load_codes(const std::byte* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
