@@ -24,9 +24,9 @@ namespace {
 std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
 float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
 
-// Rows of a prompt whose gate, up and activation a piece does one after the other: what the two
-// products wrote is still in the second-level cache when it is read. Whole tiles of either kind of
-// weights, 12 rows and 15. A pass of decoding has fewer rows than kOneRun.
+// Rows of a prompt whose gate, up and activation a piece does one after the other, in memory of its
+// thread: what the two products write stays in the second-level cache. Whole tiles of either kind
+// of weights, 12 rows and 15. A pass of decoding has fewer rows than kOneRun.
 constexpr std::int64_t kActivationRows = 120, kOneRun = 128;
 // Fewer keep the bits of exact attention in fast numerics, too, as they do in the linear layers.
 constexpr std::int64_t kFastAttentionRows = 16;
@@ -226,23 +226,25 @@ void LlamaDecoder::enter_feed_forward(const StepView& step, int index) {
 void LlamaDecoder::gate(const StepView& step, const Layer& layer, std::int64_t first,
                         std::int64_t height) {
   const InputForm form = form_of(*layer.down, step.num_rows);
-  const std::int64_t n = ffn_stride_;
   const bool silu = config_.activation == Activation::kSilu;
   const InputRows x =
       input_rows(step.num_rows, form_of(*layer.gate, step.num_rows)).part(first, height);
   const int parts = layer.gate->num_parts(height, 2);
-  ThreadPool::global().run(parts, [&](int part, int) {
+  const std::int64_t stride = floats_of_odd_lines(layer.gate->most_columns(parts));
+  const std::int64_t size = std::min(height, kOneRun) * stride;
+  const std::int64_t needed = 2 * size * ThreadPool::global().size();
+  if (static_cast<std::int64_t>(gated_.size()) < needed) gated_.allocate(needed);
+  ThreadPool::global().run(parts, [&](int part, int rank) {
+    float* gated = gated_.data() + 2 * rank * size;
+    float* up = gated + size;
     const Range columns = layer.gate->columns_of(part, parts);
     const std::int64_t count = columns.end - columns.begin;
     for (std::int64_t from = 0, rows = 0; from < height; from += rows) {
       rows = height - from <= kOneRun ? height - from : kActivationRows;
-      float* gated = gate_.data() + from * n;
-      float* up = up_.data() + from * n;
-      layer.gate->run_part(x.part(from, rows), gated, n, part, parts);
-      layer.up->run_part(x.part(from, rows), up, n, part, parts);
+      layer.gate->run_part(x.part(from, rows), gated, stride, part, parts);
+      layer.up->run_part(x.part(from, rows), up, stride, part, parts);
       for (std::int64_t r = 0; count > 0 && r < rows; ++r) {
-        activate_row(ops_, form, silu, gated + r * n + columns.begin, up + r * n + columns.begin,
-                     count,
+        activate_row(ops_, form, silu, gated + r * stride, up + r * stride, count,
                      act_.data() + (from + r) * act_bytes_ +
                          input_offset(form, ffn_.begin - read_ffn_.begin + columns.begin));
       }

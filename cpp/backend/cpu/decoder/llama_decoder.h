@@ -280,10 +280,11 @@ class LlamaDecoder {
   std::int64_t ffn_rows_ = 0;     // rows of the FFN buffers; more are done in pieces
   std::int64_t input_bytes_ = 0;  // from row to row of input_
   std::int64_t act_bytes_ = 0;    // and of act_
-  std::int64_t attention_stride_ = 0, qkv_stride_ = 0, ffn_stride_ = 0;  // elements
+  std::int64_t attention_stride_ = 0, qkv_stride_ = 0;  // elements
   // Zeros at first (the pad element that an odd width needs is never written), and no memory until
   // a step has so many rows.
-  LazyBuffer<float> residual_, qkv_, attention_, sum_, gate_, up_;
+  LazyBuffer<float> residual_, qkv_, attention_, sum_;
+  LazyBuffer<float> gated_;            // [threads, gate and up, rows of a run, columns of a part]
   LazyBuffer<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
   std::vector<std::byte> attention_scratch_;
   std::vector<RowBest> best_;          // [parts of the head, L]

@@ -342,15 +342,12 @@ void LlamaDecoder::allocate_buffers() {
   act_bytes_ = odd_lines(act_bytes_);
   attention_stride_ = floats_of_odd_lines(q_width);
   qkv_stride_ = floats_of_odd_lines(layers_[0].qkv->n());
-  ffn_stride_ = floats_of_odd_lines(ffn_.count);
   // A shard's outputs of all rows are gathered at once.
   ffn_rows_ = is_shard() ? rows : std::min(rows, kMaxFfnRows);
   residual_.allocate(rows * c.hidden_size);
   qkv_.allocate(rows * qkv_stride_);
   attention_.allocate(rows * attention_stride_);
   sum_.allocate(rows * c.hidden_size);
-  gate_.allocate(ffn_rows_ * ffn_stride_);
-  up_.allocate(ffn_rows_ * ffn_stride_);
   input_.allocate(rows * input_bytes_);
   act_.allocate(ffn_rows_ * act_bytes_);
   buffers_ready_ = true;
@@ -380,7 +377,7 @@ bool LlamaDecoder::has_fast_forms() const {
 
 std::size_t LlamaDecoder::buffer_bytes() const {
   const std::size_t floats = residual_.size() + qkv_.size() + attention_.size() + sum_.size() +
-                             gate_.size() + up_.size() + head_scores_.size();
+                             gated_.size() + head_scores_.size();
   return floats * sizeof(float) + input_.size() + act_.size() + attention_scratch_.size() +
          best_.size() * sizeof(RowBest);
 }

@@ -138,6 +138,7 @@ inline __attribute__((always_inline)) void bf16_block(const TileArgs& args, cons
 
 template <int kRows>
 void bf16_tile(const TileArgs& args) {
+  fetch_to_write(args.y, args.y_stride, kRows);
   alignas(32) float x[kRows * kSplitRow];
   for (int m = 0; m < kRows; ++m) {
     split_row(args.x + m * args.x_row_bytes, args.steps, x + m * kSplitRow);

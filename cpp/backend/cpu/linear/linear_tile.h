@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "backend/cpu/linear/fetch_rows.h"
 #include "backend/cpu/linear/linear_kernels.h"
 
 namespace specdec::cpu {
@@ -92,6 +93,7 @@ void tile(const TileArgs& args) {
   constexpr int kFit = Op::kAccumulators / kRows;
   constexpr int kVecs = kFit >= kVecsOfPanel ? kVecsOfPanel : (kFit >= 2 ? 2 : 1);
   static_assert(kFit >= 1 && kVecsOfPanel % kVecs == 0);
+  fetch_to_write(args.y, args.y_stride, kRows);
   tile_block<Op, kRows, kVecs, true>(args, 0);
   if constexpr (kVecs < kVecsOfPanel) {
     for (int column = kVecs * Op::kLanes; column < 32; column += kVecs * Op::kLanes) {
@@ -123,6 +125,7 @@ inline __attribute__((always_inline)) void for_each_group(const TileArgs& args, 
 
 template <typename Op, int kRows>
 void scaled_tile(const TileArgs& args) {
+  fetch_to_write(args.y, args.y_stride, kRows);
   for_each_group<Op>(
       args, [](const TileArgs& group) { tile_block<Op, kRows, 32 / Op::kLanes, true>(group, 0); });
 }

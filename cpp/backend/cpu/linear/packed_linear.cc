@@ -234,15 +234,18 @@ int PackedLinear::num_parts(std::int64_t rows, int matrices) const {
 
 void PackedLinear::run(const InputRows& x, float* y, std::int64_t y_stride) const {
   const int parts = num_parts(x.rows);
-  ThreadPool::global().run(parts, [&](int part, int) { run_part(x, y, y_stride, part, parts); });
+  ThreadPool::global().run(parts, [&](int part, int) {
+    run_part(x, y + columns_of(part, parts).begin, y_stride, part, parts);
+  });
 }
 
 void PackedLinear::run_part(const InputRows& x, float* y, std::int64_t y_stride, int part,
                             int parts) const {
   if (x.rows <= 0) return;
+  const std::int64_t first_panel = share(panels_, part, parts).begin;
   for_each_tile(
       x, part, parts, [&](std::int64_t panel, std::int64_t row, int height, bool, auto&& compute) {
-        float* out = y + row * y_stride + panel * kColumns;
+        float* out = y + row * y_stride + (panel - first_panel) * kColumns;
         const std::int64_t width = std::min<std::int64_t>(kColumns, n_ - panel * kColumns);
         if (width == kColumns) {
           compute(out, y_stride);

@@ -143,8 +143,13 @@ class PackedLinear {
   // Allocates nothing.
   void run(const InputRows& x, float* y, std::int64_t y_stride) const;
 
-  // One part of it, for use inside a piece of work. Columns are split, so each part reads only its
-  // own weights.
+  // Columns of the widest of so many parts; a multiple of kPanelColumns.
+  std::int64_t most_columns(int parts) const {
+    return (panels_ + parts - 1) / parts * kPanelColumns;
+  }
+
+  // One part of it, for use inside a piece of work: y[rows, columns_of(part, parts)]. Columns are
+  // split, so each part reads only its own weights.
   void run_part(const InputRows& x, float* y, std::int64_t y_stride, int part, int parts) const;
 
   // As run_part, but keeps only the best column per row: best[rows] of this part is overwritten.

@@ -240,6 +240,7 @@ void tile(const QuantTileArgs& args) {
   // Rows of args.y are often a multiple of 4 KiB apart and would share a few sets of the cache.
   alignas(64) float sums[kQuantTileRows * kPanelWidth];
   std::fill_n(sums, args.rows * kPanelWidth, 0.0f);
+  fetch_to_write(args.y, args.y_stride, args.rows);
   const std::int64_t ahead = args.prefetch - args.panel;
   const std::byte* packed = args.panel;
   const std::byte* x = args.x;

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 
+#include "backend/cpu/linear/fetch_rows.h"
 #include "backend/cpu/linear/quant_kernels.h"
 
 namespace specdec::cpu {
@@ -194,10 +195,12 @@ __attribute__((noinline)) void add_rests(const std::byte* step, ListedRows<Op> r
   if (count == 1) add_step<Op, kType, 1, false>(step, rows, nullptr);
 }
 
-// kRows rows of a tile with a whole panel.
+// kRows rows of a tile, from row `first` on, with a whole panel.
 template <typename Op, WeightType kType, int kRows>
-void panel_pass(const QuantTileArgs& args) {
+void panel_pass(const QuantTileArgs& args, std::int64_t first) {
   constexpr std::int64_t kStepBytes = quant_format(kType).step_bytes();
+  float* out = args.y + first * args.y_stride;
+  fetch_to_write(out, args.y_stride, kRows);
   // In registers where there are few. Rows of args.y would not do for memory: they are often a
   // multiple of 4 KiB apart and would share a few sets of the cache.
   PanelRow<Op> sums[kRows];
@@ -209,7 +212,7 @@ void panel_pass(const QuantTileArgs& args) {
   }
   const std::int64_t ahead = args.prefetch - args.panel, x_row_bytes = args.x_row_bytes;
   const std::byte* step = args.panel;
-  const std::byte* x = args.x;
+  const std::byte* x = args.x + first * x_row_bytes;
   for (std::int64_t i = 0; i < args.steps; ++i, step += kStepBytes, x += kQuantBlockPair) {
     const std::byte* fetch = step + ahead;
     // One register: the compiler would keep the sums of `ahead` and each line's place instead.
@@ -247,20 +250,22 @@ void panel_pass(const QuantTileArgs& args) {
       const int column = v * Op::kLanes;
       typename Op::Floats sum = y[m].vecs[v];
       if (args.bias != nullptr) sum = Op::add(sum, Op::load(args.bias + column));
-      Op::store(args.y + m * args.y_stride + column, sum);
+      Op::store(out + m * args.y_stride + column, sum);
     }
   }
 }
 
+using PanelPassFn = void (*)(const QuantTileArgs& args, std::int64_t first);
+
 template <typename Op, WeightType kType, int kRows>
-constexpr void fill_passes(QuantTileFn* passes) {
+constexpr void fill_passes(PanelPassFn* passes) {
   passes[kRows] = &panel_pass<Op, kType, kRows>;
   if constexpr (kRows > 1) fill_passes<Op, kType, kRows - 1>(passes);
 }
 
 template <typename Op, WeightType kType>
 struct PanelPasses {
-  QuantTileFn of[Op::kBlockRows + 1] = {};
+  PanelPassFn of[Op::kBlockRows + 1] = {};
   constexpr PanelPasses() { fill_passes<Op, kType, Op::kBlockRows>(of); }
 };
 
@@ -268,15 +273,12 @@ struct PanelPasses {
 template <typename Op, WeightType kType>
 void quant_tile(const QuantTileArgs& args) {
   static constexpr PanelPasses<Op, kType> kPasses;
-  if (args.rows <= Op::kBlockRows) return kPasses.of[args.rows](args);
   const int passes = (args.rows + Op::kBlockRows - 1) / Op::kBlockRows;
   const int height = (args.rows + passes - 1) / passes;
-  QuantTileArgs pass = args;
-  for (int left = args.rows; left > 0; left -= pass.rows) {
-    pass.rows = std::min(left, height);
-    kPasses.of[pass.rows](pass);
-    pass.x += pass.rows * args.x_row_bytes;
-    pass.y += pass.rows * args.y_stride;
+  // The args stay as they are: a copy of what was just written part by part would be read as a
+  // whole, and wait until all stores before it are done.
+  for (int first = 0; first < args.rows; first += height) {
+    kPasses.of[std::min(args.rows - first, height)](args, first);
   }
 }
 
