@@ -296,8 +296,8 @@ void amx_values(const AttentionBlock& block, const RankScratch& scratch, int dim
     written_for_tiles(scratch.acc);
   }
   if (block.is_tree) {
-    const ValueReader<Avx512, Bf16> own(block, dim_begin, end);
-    add_tree_values(block, own, range, scratch.v_tile, scratch.acc, head_dim);
+    const ValueReader<Avx512, Bf16, false> own(block, dim_begin, end);
+    add_tree_values<Avx512>(block, own, range, scratch.v_tile, scratch.acc, head_dim);
   }
   write_out(block, scratch.acc, dim_begin, end);
 }

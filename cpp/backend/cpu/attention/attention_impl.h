@@ -26,28 +26,40 @@ constexpr bool kTransposesPairs =
       V::load_transposed_bf16(rows, 0, out);
     };
 
+// Rows of K or V to be fetched while a tile of keys is transposed: those of slots [slot, slot +
+// count), `apart` elements from where the reader has them.
+struct FetchedRows {
+  std::int32_t slot;
+  int count;
+  std::int64_t apart;
+};
+
 // tile[d, j] = key j's head dim d; columns past `keys` are zero. `wide` is room for kTileKeys rows
 // of float32, in whole chunks of kDimChunk, where they are not transposed as they are. Keys that no
-// row sees are zero, too: their page may be somebody else's. The tile after this one (`next_keys`
-// keys) is fetched ahead: its rows are 16 to 32 short streams, which the hardware does not follow
+// row sees are zero, too: their page may be somebody else's. The rows `next` of K and `values_next`
+// of V are fetched meanwhile: they are 16 to 32 short streams, which the hardware does not follow
 // by itself.
 template <typename V, typename T>
-inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block, std::int32_t slot,
-                        int keys, int next_keys, int head_dim, float* wide, float* tile) {
+inline void fill_k_tile(const SlotReader<T>& reader, const SlotReader<T>& values,
+                        const AttentionBlock& block, std::int32_t slot, int keys, FetchedRows next,
+                        FetchedRows values_next, int head_dim, float* wide, float* tile) {
   constexpr bool kPairs = kTransposesPairs<V, T>;
   using Row = std::conditional_t<kPairs, T, float>;
   const Row* rows[kTileKeys<V>];
-  const T* ahead[kTileKeys<V>];
+  const T *ahead[kTileKeys<V>], *values_ahead[kTileKeys<V>];
   const auto* zeros = reinterpret_cast<const Row*>(kZeroRow);
   const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
-  for (int j = 0; j < keys; ++j) {
-    if (!is_read(block, slot + j)) {
+  const auto fetched = [](const SlotReader<T>& from, FetchedRows some, int j) {
+    return j < some.count ? from(some.slot + j) + some.apart : reinterpret_cast<const T*>(kZeroRow);
+  };
+  for (int j = 0; j < kTileKeys<V>; ++j) {
+    ahead[j] = fetched(reader, next, j);
+    values_ahead[j] = fetched(values, values_next, j);
+    if (j >= keys || !is_read(block, slot + j)) {
       rows[j] = zeros;
-      ahead[j] = reinterpret_cast<const T*>(kZeroRow);
       continue;
     }
     const T* from = reader(slot + j);
-    ahead[j] = j < next_keys ? reader(slot + kTileKeys<V> + j) : from;
     if constexpr (kPairs || sizeof(T) == 4) {
       rows[j] = from;
     } else {
@@ -55,10 +67,6 @@ inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block
       rows[j] = to;
       widen_row<V>(from, reader.factor(from), 0, head_dim, head_dim, to);
     }
-  }
-  for (int j = keys; j < kTileKeys<V>; ++j) {
-    rows[j] = zeros;
-    ahead[j] = reinterpret_cast<const T*>(kZeroRow);
   }
   // A few lines at a time, all along the transposition: a burst would only queue up.
   constexpr int kStep = kPairs ? 8 : 4;  // head dims at a time
@@ -77,13 +85,17 @@ inline void fill_k_tile(const SlotReader<T>& reader, const AttentionBlock& block
       for (int i = 0; i < kStep; ++i) store<V>(tile + (d + i) * kTileKeys<V> + first, lanes[i]);
       // W rows of a line take kDims / kStep steps of this loop.
       const int step = d % kDims / kStep;
+      const int line = d / kDims * kDims;
       if constexpr (kFetches == 0) {
-        if (step % kSteps == 0)
-          __builtin_prefetch(ahead[first + step / kSteps] + d / kDims * kDims);
+        if (step % kSteps == 0) {
+          __builtin_prefetch(ahead[first + step / kSteps] + line);
+          __builtin_prefetch(values_ahead[first + step / kSteps] + line);
+        }
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kFetches; ++i) {
-        __builtin_prefetch(ahead[first + step * kFetches + i] + d / kDims * kDims);
+        __builtin_prefetch(ahead[first + step * kFetches + i] + line);
+        __builtin_prefetch(values_ahead[first + step * kFetches + i] + line);
       }
     }
   }
@@ -148,18 +160,31 @@ inline void fill_q(const AttentionBlock& block, float* q) {
   }
 }
 
+// V of so many bytes is fetched by the phase before the one that reads it. What is behind that the
+// phase itself fetches ahead.
+constexpr std::int64_t kFetchedValueBytes = 64 * 1024;
+
 template <typename V, typename T>
 inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, int tile_begin,
                       int tile_end) {
   const SpecAttentionParams& p = *block.params;
   const int head_dim = p.cache.head_dim;
-  const SlotReader<T> reader(block, p.cache.k, p.k_scale);
+  const SlotReader<T> reader(block, p.cache.k, p.k_scale), values(block, p.cache.v, p.v_scale);
   const int shared_tiles = num_shared_tiles(block, kTileKeys<V>);
+  const bool is_last_head = block.kv_head + 1 == p.cache.num_kv_heads;
+  const int tiles = num_tiles(block, kTileKeys<V>);
+  const auto fetched_keys = static_cast<int>(kFetchedValueBytes / sizeof(T)) / head_dim;
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     const KeyTile at = key_tile(block, tile, shared_tiles, kTileKeys<V>);
     const int keys = min_of(at.end - at.slot, kTileKeys<V>);
-    const int next_keys = min_of(at.end - at.slot - keys, kTileKeys<V>);
-    fill_k_tile<V, T>(reader, block, at.slot, keys, tile + 1 < tile_end ? next_keys : 0, head_dim,
+    // The next tile, whoever computes it: probably this thread. Behind the last one comes the first
+    // one of the next head.
+    const bool is_last = tile + 1 == tiles;
+    const KeyTile then = key_tile(block, is_last ? 0 : tile + 1, shared_tiles, kTileKeys<V>);
+    const int next_keys = is_last && is_last_head ? 0 : min_of(then.end - then.slot, kTileKeys<V>);
+    const FetchedRows next{then.slot, next_keys, is_last ? p.cache.stride_head : 0};
+    const FetchedRows values_next{at.slot, tile * kTileKeys<V> < fetched_keys ? keys : 0, 0};
+    fill_k_tile<V, T>(reader, values, block, at.slot, keys, next, values_next, head_dim,
                       scratch.v_tile, scratch.k_tile);
     float* out = (at.own ? block.slot_scores : block.scores) + at.column;
     const std::int64_t stride = at.own ? kMaxStepTokens : block.stride;

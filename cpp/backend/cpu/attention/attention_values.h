@@ -9,9 +9,10 @@ namespace specdec::cpu {
 namespace {
 
 // v[k + ahead] is fetched for later (ahead = 0: nothing to fetch).
-// acc[r, x] += sum over n keys of p[r, key] v[key, x]; N row-heads, M vectors of head dims.
-template <typename V, int N, int M>
-inline void add_values(const float* const* v, int ahead, int d, int n, const float* p,
+// acc[r, x] += sum over n keys of p[r, key] v[key, x]; N row-heads, M vectors of head dims. Row is
+// float, or a 16-bit type that is widened in registers.
+template <typename V, int N, int M, typename Row>
+inline void add_values(const Row* const* v, int ahead, int d, int n, const float* p,
                        std::int64_t p_stride, float* acc, int acc_stride) {
   using F = typename V::F;
   F sum[N][M];
@@ -42,10 +43,9 @@ inline void add_values(const float* const* v, int ahead, int d, int n, const flo
 }
 
 // The same for any number of row-heads and head dims [begin, end), multiples of the vector width.
-template <typename V>
-inline void add_values_of(const float* const* v, int ahead, int begin, int end, int n,
-                          const float* p, std::int64_t p_stride, int rows, float* acc,
-                          int acc_stride) {
+template <typename V, typename Row>
+inline void add_values_of(const Row* const* v, int ahead, int begin, int end, int n, const float* p,
+                          std::int64_t p_stride, int rows, float* acc, int acc_stride) {
   for (int r = 0; r < rows; r += V::kValueRows) {
     with_constant<V::kValueRows>(min_of(rows - r, V::kValueRows), [&](auto row_count) {
       for (int d = begin; d < end; d += V::kValueVectors * V::W) {
@@ -65,53 +65,57 @@ struct Span {
 
 constexpr int kValueBlock = 32;  // keys whose V is used by all row-heads before the next are read
 
-// Rows of V as float32, readable in whole vectors: in place, or converted into a tile.
+// Whether rows of V are read where they lie, in whole vectors. Otherwise they are converted into a
+// tile first, which pays where several groups of row-heads read it.
 template <typename V, typename T>
+inline bool reads_in_place(const AttentionBlock& block) {
+  const bool is_whole = block.params->cache.head_dim % V::W == 0;
+  return is_whole && (sizeof(T) == 4 || (sizeof(T) == 2 && block.count <= V::kValueRows));
+}
+
+// Rows of V, in place or as float32.
+template <typename V, typename T, bool kInPlace>
 struct ValueReader {
+  using Row = std::conditional_t<kInPlace, T, float>;
+
   ValueReader(const AttentionBlock& block, int begin_, int end_)
       : slots(block, block.params->cache.v, block.params->v_scale),
         begin(begin_),
         end(end_),
         head_dim(block.params->cache.head_dim),
-        tile_stride((head_dim + kDimChunk - 1) / kDimChunk * kDimChunk),
-        in_place(sizeof(T) == 4 && head_dim % V::W == 0) {}
+        tile_stride((head_dim + kDimChunk - 1) / kDimChunk * kDimChunk) {}
 
   // The rows of the slots [slot, slot + n). Conversion fetches those of the block after it, up to
   // slot `last`, ahead; rows read in place are fetched by add_values.
-  void read(std::int32_t slot, int n, std::int32_t last, float* tile, const float** rows) const {
+  void read(std::int32_t slot, int n, std::int32_t last, float* tile, const Row** rows) const {
     for (int k = 0; k < n; ++k) {
       const T* from = slots(slot + k);
-      if constexpr (sizeof(T) == 4) {
-        if (in_place) {
-          rows[k] = from;
-          continue;
+      if constexpr (kInPlace) {
+        rows[k] = from;
+      } else {
+        if (slot + kValueBlock + k < last) {
+          const T* next = slots(slot + kValueBlock + k);
+          for (int d = begin; d < end; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
         }
+        float* to = tile + k * tile_stride;
+        rows[k] = to;
+        widen_row<V>(from, slots.factor(from), begin, end, head_dim, to);
       }
-      if (slot + kValueBlock + k < last) {
-        const T* next = slots(slot + kValueBlock + k);
-        for (int d = begin; d < end; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
-      }
-      float* to = tile + k * tile_stride;
-      rows[k] = to;
-      widen_row<V>(from, slots.factor(from), begin, end, head_dim, to);
     }
   }
 
   // Puts where the next n rows lie behind the `used` ones of the array, for prefetching. Returns
   // how far ahead in the array that is, 0 if it is not worth it.
-  int rows_ahead(std::int32_t slot, int n, int used, const float** rows) const {
-    if constexpr (sizeof(T) == 4) {
-      if (in_place) {
-        for (int k = 0; k < used; ++k) rows[used + k] = k < n ? slots(slot + k) : rows[k];
-        return used;
-      }
+  int rows_ahead(std::int32_t slot, int n, int used, const Row** rows) const {
+    if constexpr (kInPlace) {
+      for (int k = 0; k < used; ++k) rows[used + k] = k < n ? slots(slot + k) : rows[k];
+      return used;
     }
     return 0;
   }
 
   SlotReader<T> slots;
   int begin, end, head_dim, tile_stride;
-  bool in_place;
 };
 
 inline void fill_ranges(const AttentionBlock& block, RowRange* range) {
@@ -123,11 +127,11 @@ inline void fill_ranges(const AttentionBlock& block, RowRange* range) {
 }
 
 // Adds what a tree's rows see of each other to acc.
-template <typename V, typename T>
-inline void add_tree_values(const AttentionBlock& block, const ValueReader<V, T>& reader,
+template <typename V, typename Reader>
+inline void add_tree_values(const AttentionBlock& block, const Reader& reader,
                             const RowRange* range, float* v_tile, float* acc, int acc_stride) {
   const int group = group_size(block);
-  const float *rows[kMaxStepTokens], *by_slot[kMaxStepTokens];
+  const typename Reader::Row *rows[kMaxStepTokens], *by_slot[kMaxStepTokens];
   reader.read(block.kv_len, block.num_rows, 0, v_tile, by_slot);
   std::int32_t slots[kMaxStepTokens];
   for (int i = 0; i < block.count;) {
@@ -149,14 +153,14 @@ inline void add_tree_values(const AttentionBlock& block, const ValueReader<V, T>
   }
 }
 
-template <typename V, typename T>
-inline void values_of(const AttentionBlock& block, const RankScratch& scratch, int dim_begin,
-                      int dim_end) {
+template <typename V, typename T, bool kInPlace>
+inline void values_with(const AttentionBlock& block, const RankScratch& scratch, int dim_begin,
+                        int dim_end) {
   const int head_dim = block.params->cache.head_dim;
   // In whole vectors; the lanes past the head dim are zero and never stored.
   const int acc_stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
   const int end = dim_begin + (min_of(dim_end, head_dim) - dim_begin + V::W - 1) / V::W * V::W;
-  const ValueReader<V, T> reader(block, dim_begin, end);
+  const ValueReader<V, T, kInPlace> reader(block, dim_begin, end);
   float* acc = scratch.acc;
   for (int i = 0; i < block.count; ++i) {
     for (int d = dim_begin; d < end; ++d) acc[i * acc_stride + d] = 0.0f;
@@ -164,19 +168,20 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
 
   RowRange range[kMaxBlockRowHeads];
   fill_ranges(block, range);
-  const float* rows[kMaxStepTokens];
+  const typename decltype(reader)::Row* rows[kMaxStepTokens];
   std::int32_t lowest = block.shared;
   for (int i = 0; i < block.count; ++i) lowest = min_of(lowest, range[i].low);
   lowest = max_of(lowest, block.low);
   // Positions [begin, last), of which a row-head sees what seen() says.
   const auto add_shared = [&](std::int32_t begin, std::int32_t last, std::int32_t shift,
                               auto&& seen) {
-    for (std::int32_t from = begin; from < last; from += kValueBlock) {
-      const std::int32_t to = min_of(from + kValueBlock, last);
+    constexpr int kBlock = kInPlace ? 2 * kValueBlock : kValueBlock;
+    for (std::int32_t from = begin; from < last; from += kBlock) {
+      const std::int32_t to = min_of(from + kBlock, last);
       reader.read(from, to - from, last, scratch.v_tile, rows);
       // The next block's rows follow in the array; they are fetched while these are used.
       const int ahead = block.count <= V::kValueRows
-                            ? reader.rows_ahead(to, min_of(kValueBlock, last - to), to - from, rows)
+                            ? reader.rows_ahead(to, min_of(kBlock, last - to), to - from, rows)
                             : 0;
       // Runs of row-heads that see the same part of this block of keys.
       for (int i = 0; i < block.count;) {
@@ -201,7 +206,7 @@ inline void values_of(const AttentionBlock& block, const RankScratch& scratch, i
   add_shared(lowest, block.shared, column_shift(block),
              [](const RowRange& r) { return Span{r.low, r.high}; });
 
-  if (block.is_tree) add_tree_values(block, reader, range, scratch.v_tile, acc, acc_stride);
+  if (block.is_tree) add_tree_values<V>(block, reader, range, scratch.v_tile, acc, acc_stride);
 }
 
 template <typename T>
@@ -231,6 +236,17 @@ inline void write_out(const AttentionBlock& block, const float* acc, int begin, 
     default:
       return write_out<float>(block, acc, begin, end);
   }
+}
+
+template <typename V, typename T>
+inline void values_of(const AttentionBlock& block, const RankScratch& scratch, int dim_begin,
+                      int dim_end) {
+  if constexpr (sizeof(T) > 1) {
+    if (reads_in_place<V, T>(block)) {
+      return values_with<V, T, true>(block, scratch, dim_begin, dim_end);
+    }
+  }
+  values_with<V, T, false>(block, scratch, dim_begin, dim_end);
 }
 
 template <typename V>

@@ -29,6 +29,8 @@ constexpr int kMinBlockRowHeads = 8;
 // Scores of all blocks, when they are shared.
 constexpr std::int64_t kSharedFloats = 2 * 1024 * 1024;
 constexpr int kSharedBlocksPerRank = 16;
+// Items of a phase, for each thread, so that threads end together.
+constexpr int kItemsPerRank = 3;
 // Below this cost (a few microseconds) three calls of the threads are dearer than an uneven split.
 constexpr std::int64_t kSharedCost = 4096;
 // What one thread does in a nanosecond, roughly, and what the exponential of a score takes of it:
@@ -188,7 +190,16 @@ void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes)
   ThreadPool& pool = ThreadPool::global();
   float* shared = memory + pool.size() * sizes.rank;
   const std::int64_t head_dim = p.cache.head_dim;
-  const int chunks = static_cast<int>(sizes.dims / kDimChunk);
+  // Head dims of an item of the last phase: all of a block's, or else half of them, and so on. A
+  // row of V is found once for each.
+  std::int64_t blocks = 0;
+  for_each_block(p, false, [&](const AttentionBlock&) { ++blocks; });
+  std::int64_t dims = sizes.dims;
+  while (dims % (2 * kDimChunk) == 0 &&
+         blocks * (sizes.dims / dims) < kItemsPerRank * pool.size()) {
+    dims /= 2;
+  }
+  const int chunks = static_cast<int>(sizes.dims / dims);
 
   // A block has items(block) items of item_cost(block) multiply-adds; run(block, part, scratch)
   // does some of them.
@@ -226,9 +237,10 @@ void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes)
           kernels.softmax(b, part.begin, part.end);
         });
   phase([&](const AttentionBlock&) { return chunks; },
-        [](const AttentionBlock& b) { return cost_of(b) * kDimChunk; },
+        [&](const AttentionBlock& b) { return cost_of(b) * dims; },
         [&](const AttentionBlock& b, Part part, const RankScratch& scratch) {
-          kernels.values(b, scratch, part.begin * kDimChunk, part.end * kDimChunk);
+          kernels.values(b, scratch, static_cast<int>(part.begin * dims),
+                         static_cast<int>(part.end * dims));
         });
 }
 
