@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,13 @@ def results_of(name: str) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(found, key=lambda item: item[1]["environment"]["date"], reverse=True)
 
 
+def processor(result: dict[str, Any]) -> str:
+    """Its name, which may be that of several generations, and the instruction sets used."""
+    env = result["environment"]
+    isa = env.get("build", {}).get("cpu_isa")
+    return f"{env['cpu']} with {isa}" if isa else str(env["cpu"])
+
+
 def caption(path: Path, result: dict[str, Any], title: str, folder: str) -> str:
     """Title, machine and source. folder: of the result files, as the page's links name it."""
     env = result["environment"]
@@ -42,7 +51,7 @@ def caption(path: Path, result: dict[str, Any], title: str, folder: str) -> str:
         f"{result['prompts_per_set']} prompts per set, " if "prompts_per_set" in result else ""
     )
     return (
-        f"**{title}** ({prompts}{env['cpu']}, {env['threads']} of {env['cores']} cores, "
+        f"**{title}** ({prompts}{processor(result)}, {env['threads']} of {env['cores']} cores, "
         f"{env['date'][:10]}, "
         f"load {start:.1f} to {end:.1f}; [{path.stem}]({folder}/{path.name}))"
     )
@@ -140,6 +149,30 @@ def never_slower(result: dict[str, Any]) -> str:
     return common.markdown(["decode / with prompts / a request", *SETS], rows)
 
 
+def never_slower_in_brief(result: dict[str, Any]) -> str:
+    """One line for each width, batch and temperature: the geometric mean of the sets, and the least
+    and the most of them."""
+    lines: dict[str, dict[str, list[float]]] = {}
+    for name, programs in result["results"].items():
+        *batch, _, temperature = name.split(", ")
+        line = lines.setdefault(", ".join([*batch, temperature]), {})
+        for kind in ("total", "request"):
+            if wall := programs["auto"].get(f"wall {kind}"):
+                line.setdefault(kind, []).append(wall["median"])
+    rows = [
+        [
+            name,
+            *(
+                f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                for ratios in line.values()
+            ),
+        ]
+        for name, line in sorted(lines.items())
+    ]
+    header = ["mean of five sets (least to most)", "all of them, with prompts", "a request"]
+    return common.markdown(header, rows)
+
+
 def edits(result: dict[str, Any]) -> str:
     return code_edits.summary_table(result["summary"])
 
@@ -198,7 +231,11 @@ HEADLINES = {
         "Speed against other programs on this CPU: the same file, the same threads",
         peers_cpu_tables.headline,
     ),
-    **{name: SECTIONS[name] for name in ("never_slower", "never_slower_8", "never_slower_32")},
+    "never_slower": SECTIONS["never_slower"],
+    **{
+        name: (SECTIONS[name][0], never_slower_in_brief)
+        for name in ("never_slower_8", "never_slower_32")
+    },
     "serve_peers": (SECTIONS["serve_peers"][0], serve_peers_headline),
 }
 PAGES = {
@@ -209,6 +246,8 @@ PAGES = {
 
 # A call of these may measure some cells alone: what the newest file lacks is an earlier one's.
 BY_CELL = ("never_slower", "never_slower_8", "never_slower_32")
+# These are shown for every processor that they were measured on.
+BY_PROCESSOR = ("peers_cpu", *BY_CELL)
 
 
 def report(page: str) -> str:
@@ -216,28 +255,40 @@ def report(page: str) -> str:
     sections, folder = PAGES[page]
     parts = []
     for name, (title, table) in sections.items():
-        found = results_of(name)
-        if not found:
-            continue
-        path, result = found[0]
-        heading = caption(path, result, title, folder)
-        for earlier, other in found[1:] if name in BY_CELL else ():
-            have = result["results"]
-            batches = {cell.split(", ")[1] for cell in have}  # the first files had all in one
-            more = {
-                name: cell
-                for name, cell in other["results"].items()
-                if name not in have and name.split(", ")[1] in batches
-            }
-            if more:
-                result = {**result, "results": {**more, **result["results"]}}
-                where = other["environment"]
-                heading += (
-                    f"; other cells: {where['cpu']}, {where['date'][:10]} "
-                    f"([{earlier.stem}]({folder}/{earlier.name}))"
-                )
-        parts.append(f"{heading}\n\n{table(result)}")
+        groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+        for path, result in results_of(name):
+            key = processor(result) if name in BY_PROCESSOR else ""
+            groups.setdefault(key, []).append((path, result))
+        parts += [section(name, found, title, table, folder) for found in groups.values()]
     return "\n\n".join(parts)
+
+
+def section(
+    name: str,
+    found: list[tuple[Path, dict[str, Any]]],
+    title: str,
+    table: Callable[[dict[str, Any]], str],
+    folder: str,
+) -> str:
+    """Returns heading and table of the newest of these results; see BY_CELL."""
+    path, result = found[0]
+    heading = caption(path, result, title, folder)
+    for earlier, other in found[1:] if name in BY_CELL else ():
+        have = result["results"]
+        batches = {cell.split(", ")[1] for cell in have}  # the first files had all in one
+        more = {
+            cell: figures
+            for cell, figures in other["results"].items()
+            if cell not in have and cell.split(", ")[1] in batches
+        }
+        if more:
+            result = {**result, "results": {**more, **result["results"]}}
+            where = other["environment"]
+            heading += (
+                f"; other cells: {where['cpu']}, {where['date'][:10]} "
+                f"([{earlier.stem}]({folder}/{earlier.name}))"
+            )
+    return f"{heading}\n\n{table(result)}"
 
 
 def write(page: str) -> None:

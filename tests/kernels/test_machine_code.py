@@ -108,3 +108,20 @@ def test_loops_over_tiles_fetch_the_panel() -> None:
     # what they multiply in the cache.
     fetching = [lines for lines, products in loops if lines >= 8 * products]
     assert len(fetching) >= 32, f"lines, products: {loops}"  # one for each height
+
+
+def test_rows_of_y_are_fetched_to_be_written() -> None:
+    """Two lines of each row, before the products: 1 to 12 rows of seven formats with AVX-512, and
+    as many of float32, float16 and bfloat16."""
+    found = [at for at, name, _ in disassembly() if name == "prefetchw"]
+    products = {"vpdpbusd", "vdpbf16ps"}
+    code = {at: index for index, (at, _, _) in enumerate(disassembly())}
+    behind = {
+        name
+        for at in found
+        for _, name, _ in disassembly()[code[at] : code[at] + 60]
+        if name in products
+    }
+    assert behind == products & {name for _, name, _ in disassembly()}
+    rows = sum(range(1, 13))
+    assert len(found) >= 2 * rows * (7 + 3)
