@@ -86,7 +86,8 @@ std::vector<QuantBlock> make_x(int rows, std::mt19937& random) {
 }
 
 std::vector<std::uint32_t> tile_of(QuantTileFn tile, const std::vector<Line>& panel,
-                                   const std::vector<QuantBlock>& x, int rows, const float* bias) {
+                                   const std::vector<QuantBlock>& x, int rows, const float* bias,
+                                   int pass_rows = 0) {
   std::vector<float> y(static_cast<std::size_t>(rows) * kStride, -7.0f);
   QuantTileArgs args;
   args.panel = reinterpret_cast<const std::byte*>(panel.data());
@@ -98,6 +99,7 @@ std::vector<std::uint32_t> tile_of(QuantTileFn tile, const std::vector<Line>& pa
   args.y_stride = kStride;
   args.bias = bias;
   args.prefetch = args.panel;
+  args.pass_rows = pass_rows;
   tile(args);
   std::vector<std::uint32_t> bits(y.size());
   std::memcpy(bits.data(), y.data(), y.size() * sizeof(float));
@@ -113,8 +115,10 @@ void check_table(const QuantKernels& table) {
     for (int rows = 1; rows <= kQuantTileRows; ++rows) {
       const std::vector<QuantBlock> x = make_x(rows, random);
       for (const float* b : {static_cast<const float*>(nullptr), static_cast<const float*>(bias)}) {
-        CHECK_EQ(tile_of(table.of(type), panel, x, rows, b),
-                 tile_of(quant_kernels_plain().of(type), panel, x, rows, b));
+        const auto plain = tile_of(quant_kernels_plain().of(type), panel, x, rows, b);
+        for (const int pass_rows : {0, 1, 4, 100}) {
+          CHECK_EQ(tile_of(table.of(type), panel, x, rows, b, pass_rows), plain);
+        }
       }
     }
   }

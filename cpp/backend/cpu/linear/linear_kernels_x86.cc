@@ -19,10 +19,22 @@ const LinearKernels& linear_kernels(CpuIsa isa) {
   return linear_kernels_plain();
 }
 
+// Where a dot product takes four cycles, eight chains keep both ports busy. Four rows have as many,
+// their sums of y stay in registers, and their second blocks cost less than half: prompts in 4 bits
+// take 0.92 of the time on a Zen 5. Where it takes five cycles there must be ten chains.
+static QuantKernels for_this_processor(QuantKernels kernels) {
+  if (__builtin_cpu_is("amd")) {
+    kernels.prefill_pass_rows = 4;
+    kernels.prefill_rows = 24;
+  }
+  return kernels;
+}
+
 const QuantKernels& quant_kernels(CpuIsa isa) {
   __builtin_cpu_init();
   if (isa >= CpuIsa::kAvx512 && __builtin_cpu_supports("avx512vnni")) {
-    return quant_kernels_avx512_vnni();
+    static const QuantKernels kernels = for_this_processor(quant_kernels_avx512_vnni());
+    return kernels;
   }
   if (isa >= CpuIsa::kAvx2) {
     return __builtin_cpu_supports("avxvnni") ? quant_kernels_avx_vnni() : quant_kernels_avx2();

@@ -203,6 +203,7 @@ void PackedLinear::for_each_quant_tile(const InputRows& input, int part, int par
       args.x_row_bytes = x_row_bytes;
       args.rows = static_cast<int>(rows * (tile + 1) / tiles - row);
       args.steps = steps_;
+      if (tiles > 1) args.pass_rows = quant_kernels_->prefill_pass_rows;
       // The last of several tiles reads panels that are near, so it fetches the next block's.
       const bool fetch_next = tiles > 1 && tile + 1 == tiles;
       const std::int64_t ahead = fetch_next ? (end - begin) * panel_bytes_ : kPrefetchBytes;

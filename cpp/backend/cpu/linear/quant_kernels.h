@@ -36,6 +36,7 @@ struct QuantTileArgs {
   std::int64_t y_stride;
   const float* bias;
   const std::byte* prefetch;
+  int pass_rows = 0;  // that pass over the panel together, at most; 0: as the kernel likes
 };
 using QuantTileFn = void (*)(const QuantTileArgs&);
 
@@ -48,6 +49,8 @@ struct QuantKernels {
   // Rows of a tile where there are more than kQuantTileRows. 15 rows of 576 columns are 26 KB and
   // stay in the first-level cache; more of them share what is unpacked for a tile.
   int prefill_rows = 15;
+  // QuantTileArgs::pass_rows of such tiles, whose panels are near.
+  int prefill_pass_rows = 0;
 
   QuantTileFn of(WeightType type) const {
     switch (type) {

@@ -273,7 +273,8 @@ struct PanelPasses {
 template <typename Op, WeightType kType>
 void quant_tile(const QuantTileArgs& args) {
   static constexpr PanelPasses<Op, kType> kPasses;
-  const int passes = (args.rows + Op::kBlockRows - 1) / Op::kBlockRows;
+  const int most = args.pass_rows > 0 ? std::min(args.pass_rows, Op::kBlockRows) : Op::kBlockRows;
+  const int passes = (args.rows + most - 1) / most;
   const int height = (args.rows + passes - 1) / passes;
   // The args stay as they are: a copy of what was just written part by part would be read as a
   // whole, and wait until all stores before it are done.
