@@ -149,6 +149,13 @@ def never_slower(result: dict[str, Any]) -> str:
     return common.markdown(["decode / with prompts / a request", *SETS], rows)
 
 
+def mean_and_range(ratios: list[float]) -> str:
+    if not ratios:
+        return ""
+    mean = statistics.geometric_mean(ratios)
+    return f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def never_slower_in_brief(result: dict[str, Any]) -> str:
     """One line for each width, batch and temperature: the geometric mean of the sets, and the least
     and the most of them."""
@@ -162,10 +169,7 @@ def never_slower_in_brief(result: dict[str, Any]) -> str:
     rows = [
         [
             name,
-            *(
-                f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-                for ratios in line.values()
-            ),
+            *(mean_and_range(line.get(kind, [])) for kind in ("total", "request")),
         ]
         for name, line in sorted(lines.items())
     ]
