@@ -150,6 +150,7 @@ def never_slower(result: dict[str, Any]) -> str:
 
 
 def mean_and_range(ratios: list[float]) -> str:
+    """Geometric mean (least to most); '' of none."""
     if not ratios:
         return ""
     mean = statistics.geometric_mean(ratios)
@@ -167,10 +168,7 @@ def never_slower_in_brief(result: dict[str, Any]) -> str:
             if wall := programs["auto"].get(f"wall {kind}"):
                 line.setdefault(kind, []).append(wall["median"])
     rows = [
-        [
-            name,
-            *(mean_and_range(line.get(kind, [])) for kind in ("total", "request")),
-        ]
+        [name, *(mean_and_range(line.get(kind, [])) for kind in ("total", "request"))]
         for name, line in sorted(lines.items())
     ]
     header = ["mean of five sets (least to most)", "all of them, with prompts", "a request"]
@@ -287,11 +285,8 @@ def section(
         }
         if more:
             result = {**result, "results": {**more, **result["results"]}}
-            where = other["environment"]
-            heading += (
-                f"; other cells: {where['cpu']}, {where['date'][:10]} "
-                f"([{earlier.stem}]({folder}/{earlier.name}))"
-            )
+            date = other["environment"]["date"][:10]
+            heading += f"; other cells: {date} ([{earlier.stem}]({folder}/{earlier.name}))"
     return f"{heading}\n\n{table(result)}"
 
 

@@ -26,9 +26,9 @@ constexpr bool kTransposesPairs =
       V::load_transposed_bf16(rows, 0, out);
     };
 
-// Rows of K or V to be fetched while a tile of keys is transposed: those of slots [slot, slot +
-// count), `apart` elements from where the reader has them.
-struct FetchedRows {
+// Keys to be fetched while others are transposed: those of slots [slot, slot + count), `apart`
+// elements from where the reader has them.
+struct NextKeys {
   std::int32_t slot;
   int count;
   std::int64_t apart;
@@ -36,25 +36,23 @@ struct FetchedRows {
 
 // tile[d, j] = key j's head dim d; columns past `keys` are zero. `wide` is room for kTileKeys rows
 // of float32, in whole chunks of kDimChunk, where they are not transposed as they are. Keys that no
-// row sees are zero, too: their page may be somebody else's. The rows `next` of K and `values_next`
-// of V are fetched meanwhile: they are 16 to 32 short streams, which the hardware does not follow
-// by itself.
+// row sees are zero, too: their page may be somebody else's. The keys `next` and, where they
+// have a reader, the tile's own `values` are fetched meanwhile: they are 16 to 32 short streams,
+// which the hardware does not follow by itself.
 template <typename V, typename T>
-inline void fill_k_tile(const SlotReader<T>& reader, const SlotReader<T>& values,
-                        const AttentionBlock& block, std::int32_t slot, int keys, FetchedRows next,
-                        FetchedRows values_next, int head_dim, float* wide, float* tile) {
+inline void fill_k_tile(const SlotReader<T>& reader, const SlotReader<T>* values,
+                        const AttentionBlock& block, std::int32_t slot, int keys, NextKeys next,
+                        int head_dim, float* wide, float* tile) {
   constexpr bool kPairs = kTransposesPairs<V, T>;
   using Row = std::conditional_t<kPairs, T, float>;
   const Row* rows[kTileKeys<V>];
   const T *ahead[kTileKeys<V>], *values_ahead[kTileKeys<V>];
   const auto* zeros = reinterpret_cast<const Row*>(kZeroRow);
   const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
-  const auto fetched = [](const SlotReader<T>& from, FetchedRows some, int j) {
-    return j < some.count ? from(some.slot + j) + some.apart : reinterpret_cast<const T*>(kZeroRow);
-  };
+  const auto* nothing = reinterpret_cast<const T*>(kZeroRow);
   for (int j = 0; j < kTileKeys<V>; ++j) {
-    ahead[j] = fetched(reader, next, j);
-    values_ahead[j] = fetched(values, values_next, j);
+    ahead[j] = j < next.count ? reader(next.slot + j) + next.apart : nothing;
+    values_ahead[j] = values != nullptr && j < keys ? (*values)(slot + j) : nothing;
     if (j >= keys || !is_read(block, slot + j)) {
       rows[j] = zeros;
       continue;
@@ -182,10 +180,9 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
     const bool is_last = tile + 1 == tiles;
     const KeyTile then = key_tile(block, is_last ? 0 : tile + 1, shared_tiles, kTileKeys<V>);
     const int next_keys = is_last && is_last_head ? 0 : min_of(then.end - then.slot, kTileKeys<V>);
-    const FetchedRows next{then.slot, next_keys, is_last ? p.cache.stride_head : 0};
-    const FetchedRows values_next{at.slot, tile * kTileKeys<V> < fetched_keys ? keys : 0, 0};
-    fill_k_tile<V, T>(reader, values, block, at.slot, keys, next, values_next, head_dim,
-                      scratch.v_tile, scratch.k_tile);
+    const NextKeys next{then.slot, next_keys, is_last ? p.cache.stride_head : 0};
+    fill_k_tile<V, T>(reader, tile * kTileKeys<V> < fetched_keys ? &values : nullptr, block,
+                      at.slot, keys, next, head_dim, scratch.v_tile, scratch.k_tile);
     float* out = (at.own ? block.slot_scores : block.scores) + at.column;
     const std::int64_t stride = at.own ? kMaxStepTokens : block.stride;
     for (int i = 0; i < block.count; i += V::kScoreRows) {

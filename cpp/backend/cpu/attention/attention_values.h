@@ -172,17 +172,19 @@ inline void values_with(const AttentionBlock& block, const RankScratch& scratch,
   std::int32_t lowest = block.shared;
   for (int i = 0; i < block.count; ++i) lowest = min_of(lowest, range[i].low);
   lowest = max_of(lowest, block.low);
+  // Rows that one group of row-heads reads need not stay in the nearest cache.
+  const bool is_read_once = kInPlace && block.count <= V::kValueRows;
+  const int keys = is_read_once ? 2 * kValueBlock : kValueBlock;
+  static_assert(4 * kValueBlock <= kMaxStepTokens);  // `rows` holds two blocks
   // Positions [begin, last), of which a row-head sees what seen() says.
   const auto add_shared = [&](std::int32_t begin, std::int32_t last, std::int32_t shift,
                               auto&& seen) {
-    constexpr int kBlock = kInPlace ? 2 * kValueBlock : kValueBlock;
-    for (std::int32_t from = begin; from < last; from += kBlock) {
-      const std::int32_t to = min_of(from + kBlock, last);
+    for (std::int32_t from = begin; from < last; from += keys) {
+      const std::int32_t to = min_of(from + keys, last);
       reader.read(from, to - from, last, scratch.v_tile, rows);
       // The next block's rows follow in the array; they are fetched while these are used.
-      const int ahead = block.count <= V::kValueRows
-                            ? reader.rows_ahead(to, min_of(kBlock, last - to), to - from, rows)
-                            : 0;
+      const int ahead =
+          is_read_once ? reader.rows_ahead(to, min_of(keys, last - to), to - from, rows) : 0;
       // Runs of row-heads that see the same part of this block of keys.
       for (int i = 0; i < block.count;) {
         const Span all = seen(range[i]), part{max_of(all.low, from), min_of(all.high, to)};

@@ -185,15 +185,14 @@ void run_alone(const SpecAttentionParams& p, float* memory, const Sizes& sizes) 
 }
 
 // One phase after the other; a piece is a run of items, of one block or several.
-void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes) {
+void run_shared(const SpecAttentionParams& p, float* memory, const Sizes& sizes,
+                std::int64_t blocks) {
   const AttentionKernels& kernels = kernels_of(p);
   ThreadPool& pool = ThreadPool::global();
   float* shared = memory + pool.size() * sizes.rank;
   const std::int64_t head_dim = p.cache.head_dim;
   // Head dims of an item of the last phase: all of a block's, or else half of them, and so on. A
   // row of V is found once for each.
-  std::int64_t blocks = 0;
-  for_each_block(p, false, [&](const AttentionBlock&) { ++blocks; });
   std::int64_t dims = sizes.dims;
   while (dims % (2 * kDimChunk) == 0 &&
          blocks * (sizes.dims / dims) < kItemsPerRank * pool.size()) {
@@ -286,8 +285,9 @@ void spec_attention(const SpecAttentionParams& p, void* scratch) {
   const Sizes sizes = sizes_of(longest(p.step), p.cache.head_dim);
   const int nranks = ThreadPool::global().size();
   bool cut = false;
+  std::int64_t blocks = 0;
   if (nranks > 1) {
-    std::int64_t blocks = 0, floats = 0, cost = 0;
+    std::int64_t floats = 0, cost = 0;
     for_each_block(p, false, [&](const AttentionBlock& block) {
       ++blocks;
       cost += cost_of(block);
@@ -296,7 +296,7 @@ void spec_attention(const SpecAttentionParams& p, void* scratch) {
     cut = blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats && cost > kSharedCost;
   }
   if (cut) {
-    run_shared(p, memory, sizes);
+    run_shared(p, memory, sizes, blocks);
   } else {
     run_alone(p, memory, sizes);
   }

@@ -26,7 +26,7 @@ float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
 
 // Rows of a prompt whose gate, up and activation a piece does one after the other, in memory of its
 // thread: what the two products write stays in the second-level cache. Whole tiles of either kind
-// of weights, 12 rows and 15. A pass of decoding has fewer rows than kOneRun.
+// of weights, 12 rows and 15 or 24. A pass of decoding has fewer rows than kOneRun.
 constexpr std::int64_t kActivationRows = 120, kOneRun = 128;
 // Fewer keep the bits of exact attention in fast numerics, too, as they do in the linear layers.
 constexpr std::int64_t kFastAttentionRows = 16;
