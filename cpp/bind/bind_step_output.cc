@@ -5,14 +5,17 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "bind/array_argument.h"
 #include "bind/registers.h"
 #include "engine/executor.h"
 #include "engine/output_queue.h"
+#include "engine/token_mask.h"
 
 namespace py = pybind11;
 
@@ -33,6 +36,16 @@ std::vector<int> source_numbers(SourceBits bits) {
     if ((bits >> s & 1u) != 0) numbers.push_back(s);
   }
   return numbers;
+}
+
+std::optional<TokenId> best_allowed_of(const ArrayArgument<float>& scores,
+                                       const ArrayArgument<std::int32_t>& mask) {
+  if (scores.ndim() != 1 || mask.ndim() != 1 || mask.size() * 32 < scores.size()) {
+    throw py::value_error(
+        "best_allowed: scores are [vocabulary], and a mask has a bit for each of them");
+  }
+  return best_allowed(reinterpret_cast<const std::uint32_t*>(mask.data()),
+                      static_cast<int>(scores.size()), scores.data());
 }
 
 // Calls `visit` with each step of an output.
@@ -174,6 +187,11 @@ void register_step_output(py::module_& m) {
       .def_readonly("history", &ChoiceTree::history, "Up to the root, which is its last token.")
       .def_readonly("tokens", &ChoiceTree::tokens)
       .def_readonly("parents", &ChoiceTree::parents, "Of node 0, the last decided token: -1.");
+
+  m.def("best_allowed", &best_allowed_of, py::arg("scores"), py::arg("mask"),
+        "The best token, first of equals, of those that `mask` has (int32 [words], 32 tokens each, "
+        "least significant bit first). None where the best of their scores is not finite, or one "
+        "is NaN. scores: float32 [vocabulary]");
 }
 
 }  // namespace specdec

@@ -1,7 +1,9 @@
 #include "engine/token_mask.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "algo/residual.h"
 #include "engine/score_processor.h"
@@ -23,6 +25,40 @@ void apply_token_mask(const std::uint32_t* bits, int vocab_size, const float* sc
       }
     }
   }
+}
+
+std::optional<TokenId> best_allowed(const std::uint32_t* bits, int vocab_size,
+                                    const float* scores) {
+  float best = -std::numeric_limits<float>::infinity();
+  TokenId token = -1;
+  bool is_nan = false;
+  for (int first = 0; first < vocab_size; first += 32) {
+    const std::uint32_t word = bits[first / 32];
+    if (word == 0) continue;
+    const int count = std::min(32, vocab_size - first);
+    float some[32];
+    const float* block = scores + first;
+    if (word != ~0u) {  // most words are all or nothing
+      for (int i = 0; i < count; ++i) some[i] = ((word >> i) & 1u) != 0 ? block[i] : best;
+      block = some;
+    }
+    // Few blocks hold something better: a pass without branches tells, and vector code makes it.
+    int better = 0, unordered = 0;
+    for (int i = 0; i < count; ++i) {
+      better += static_cast<int>(block[i] > best);
+      unordered += static_cast<int>(block[i] != block[i]);
+    }
+    is_nan = is_nan || unordered != 0;
+    if (better == 0) continue;
+    for (int i = 0; i < count; ++i) {
+      if (block[i] > best) {
+        best = block[i];
+        token = first + i;
+      }
+    }
+  }
+  if (is_nan || !std::isfinite(best)) return std::nullopt;
+  return token;
 }
 
 void CutDraftProbs::fill(const DraftTree& tree, const TokenMasks& masks, const std::int32_t* uncut,

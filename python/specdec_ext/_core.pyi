@@ -53,6 +53,7 @@ __all__: list[str] = [
     "argmax",
     "backend_memory",
     "backend_names",
+    "best_allowed",
     "build_step",
     "commit_step",
     "compact_kv",
@@ -1836,6 +1837,14 @@ def backend_memory(backend: str) -> str:
 def backend_names() -> list[str]:
     """
     Names of the backends that can run operations here.
+    """
+
+def best_allowed(
+    scores: typing.Annotated[numpy.typing.ArrayLike, numpy.float32],
+    mask: typing.Annotated[numpy.typing.ArrayLike, numpy.int32],
+) -> int | None:
+    """
+    The best token, first of equals, of those that `mask` has (int32 [words], 32 tokens each, least significant bit first). None where the best of their scores is not finite, or one is NaN. scores: float32 [vocabulary]
     """
 
 def build_step(

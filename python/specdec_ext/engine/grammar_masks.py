@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _core
 from ..text.grammar import Grammar
 
 __all__ = ["GrammarMasks"]
@@ -29,29 +30,69 @@ _MOST_FORCED = 16  # drafts of one step: kKnownDrafts in engine/prediction.h
 
 
 class _Output:
-    """One output's place in its grammar."""
+    """One output's place in its grammar.
+
+    The matcher may stand behind more than the output: behind a path of drafts, where the last walk
+    left it. The next walk, and the output itself, mostly go the same way.
+    """
 
     def __init__(self, grammar: Grammar, speculative: bool) -> None:
         self.grammar = grammar
         self.matcher = grammar.matcher()
         self.speculative = speculative
         self.consumed = 0  # tokens of the output
+        self._path: list[int] = []  # tokens behind the output that the matcher has consumed
+        # forced() behind the output, behind one token of the path, ...; None: not asked yet
+        self._forced: list[list[int] | None] = [None]
 
     def follow(self, tokens: list[int]) -> None:
         """The output has gone on by `tokens`."""
         self.consumed += len(tokens)
-        self.matcher.consume_tokens(tokens)
+        known = self._common(tokens)
+        if known < len(tokens):
+            self._leave_at(known)
+            self.matcher.consume_tokens(tokens[known:])
+            self._path, self._forced = [], [None]
+        else:
+            del self._path[:known], self._forced[:known]
+
+    def stand_behind(self, path: list[int]) -> None:
+        """Move to behind the output and `path`, whose tokens are allowed."""
+        if self._path == path:
+            return
+        self._leave_at(known := self._common(path))
+        if known < len(path):
+            self.go_on(path[known:])
+
+    def go_on(self, tokens: list[int]) -> bool:
+        """Go on by tokens, up to one that is not allowed. True: all of them are."""
+        added: int = self.matcher.try_consume_tokens(tokens)
+        self._path += tokens[:added]
+        self._forced += [None] * added
+        return added == len(tokens)
 
     def forced(self) -> list[int]:
-        """The tokens that alone may come next, the end of the text included."""
+        """The tokens that alone may follow where the matcher stands."""
+        tokens = self._forced[-1]
+        if tokens is None:
+            # Most places force no text, and to tell that takes a fraction of finding the tokens.
+            some = self.matcher.compute_ff_bytes()
+            tokens = self._forced[-1] = self.matcher.compute_ff_tokens() if some else []
+        return tokens
+
+    def known_forced(self) -> list[int]:
+        """forced(), if that has been asked for here; else []."""
+        return self._forced[-1] or []
+
+    def chain(self) -> list[int]:
+        """The tokens that alone may follow the output, the end of the text included."""
+        self.stand_behind([])
         if self.matcher.is_stopped():
             return list(self.grammar.end_ids[:1])
-        tokens: list[int] = self.matcher.compute_ff_tokens()[:_MOST_FORCED]
+        tokens = self.forced()[:_MOST_FORCED]
         if 0 < len(tokens) < _MOST_FORCED:
-            count = self.matcher.try_consume_tokens(tokens)
-            ends = count == len(tokens) and self.matcher.is_stopped()
-            self.matcher.rollback(count)
-            tokens = tokens[:count] + list(self.grammar.end_ids[:1] if ends else ())
+            ends = self.go_on(tokens) and self.matcher.is_stopped()
+            tokens = self._path + list(self.grammar.end_ids[:1] if ends else ())
         return tokens
 
     def error(self) -> str | None:
@@ -60,6 +101,19 @@ class _Output:
             return None
         message = str(self.matcher.get_error()).split("<state>")[0].strip()
         return f"the grammar of structured_outputs failed: {message}"
+
+    def _common(self, path: list[int]) -> int:
+        """How many tokens the matcher's path and `path` begin with alike."""
+        most = min(len(self._path), len(path))
+        if self._path[:most] == path[:most]:
+            return most
+        return next(i for i in range(most) if self._path[i] != path[i])
+
+    def _leave_at(self, depth: int) -> None:
+        """Go back to where the path has `depth` tokens."""
+        if len(self._path) > depth:
+            self.matcher.rollback(len(self._path) - depth)
+            del self._path[depth:], self._forced[depth + 1 :]
 
 
 class GrammarMasks:
@@ -91,7 +145,7 @@ class GrammarMasks:
             if not output.speculative:
                 continue
             output.follow(self._executor.output(request_id, output.consumed))
-            if output.consumed and (tokens := output.forced()):
+            if output.consumed and (tokens := output.chain()):
                 self._executor.force(request_id, tokens)
 
     def plan(self, drafting: Any) -> Any:
@@ -160,88 +214,100 @@ class _TreeWalk:
     """
 
     def __init__(self, output: _Output, tree: Any) -> None:
-        self._matcher, self._ends = output.matcher, output.grammar.end_ids
+        self._output, self._matcher, self._ends = output, output.matcher, output.grammar.end_ids
         self._tokens, self._parents, self._fixed = tree.tokens, tree.parents, tree.fixed
         self._words = output.grammar.words
         self._children: list[list[int]] = [[] for _ in self._tokens]
         for node, parent in enumerate(self._parents[1:], 1):
             self._children[parent].append(node)
         self.masks = np.empty((0, self._words), dtype=np.int32)
-        self._consumed = 0  # tokens of the path that the matcher stands behind
 
     def run(self, *, fill: bool) -> list[int]:
         """1 for each node that stays. fill: masks of all that are allowed."""
         kept = [int(node < self._fixed) for node in range(len(self._tokens))]
-        self._descend(0, 0, kept, fill)
-        self._matcher.rollback(self._consumed)
+        self._descend(0, [], kept, fill)
         return kept
 
     def follow_best(self, scores: Any) -> None:
-        """Masks of the nodes at which the best token, first of equals, is not allowed, and of all
-        below them. scores: [nodes, vocabulary]"""
-        node, depth = 0, 0
+        """Masks of the nodes of the path that is chosen at which the best token, first of equals,
+        is not allowed. scores: [nodes, vocabulary]"""
+        node = 0
+        path: list[int] = []
         while True:
             row = scores[node]
             token = int(row.argmax())
-            below = [c for c in self._children[node] if self._tokens[c] == token]
-            known = bool(below) and below[0] >= self._fixed  # else constrain() had cut it
-            # Without a best token (NaN, nothing finite) the mask decides.
-            if not math.isfinite(float(row[token])) or not self._consume(token, known=known):
-                self._descend(node, depth, [0] * len(self._tokens), True)
-                break
-            if not below or token in self._ends:
-                break
-            node, depth = below[0], depth + 1
-        self._matcher.rollback(self._consumed)
+            child = self._child(node, token)
+            known = child >= self._fixed  # else constrain() had cut it
+            if not (math.isfinite(float(row[token])) and (known or self._allows(path, token))):
+                self._fill(node, path, False)
+                best = _core.best_allowed(_on_host(row), self.masks[node])
+                if best is None:  # NaN, nothing finite: masks decide, here and below
+                    self._descend(node, path, [0] * len(self._tokens), True)
+                    return
+                token, child = best, self._child(node, best)
+            if child < 0 or token in self._ends:
+                return
+            node = child
+            path.append(token)
 
-    def _consume(self, token: int, *, known: bool = False) -> bool:
-        """True: the token is allowed here, and the matcher is behind it, unless it is an end.
-        known: that it is allowed, from the mask or because its draft has not been cut."""
+    def _allows(self, path: list[int], token: int, *, known: bool = False) -> bool:
+        """True: the token may follow the path, and the matcher stands behind it, unless it is an
+        end. known: that it may, from the mask."""
+        self._output.stand_behind(path)
         if self._matcher.is_stopped():
             return token == self._ends[0]
         # Where text is forced a mask has its first token alone, no other token of the same bytes.
-        if not known and (forced := self._matcher.compute_ff_tokens()) and token != forced[0]:
+        if not known and (forced := self._output.forced()) and token != forced[0]:
             return False
         if token in self._ends:
             return known or bool(self._matcher.validate_tokens([token]))
-        if not self._matcher.try_consume_tokens([token]):
-            return False
-        self._consumed += 1
-        return True
+        return self._output.go_on([token])
 
-    def _descend(self, top: int, top_depth: int, kept: list[int], fill: bool) -> None:
-        """What is allowed of `top`, which the matcher stands behind, and below it."""
-        waiting = [(top, top_depth)]  # (node, its depth), the deepest last
+    def _descend(self, top: int, top_path: list[int], kept: list[int], fill: bool) -> None:
+        """What is allowed of `top`, which `top_path` leads to, and below it."""
+        waiting = [(top, top_path)]  # (node, the path to it), the next last
         while waiting:
-            node, depth = waiting.pop()
+            node, path = waiting.pop()
+            token = self._tokens[node]
             if node != top:
-                if self._consumed >= depth:  # back to its parent; a chain never goes back
-                    self._matcher.rollback(self._consumed - depth + 1)
-                    self._consumed = depth - 1
-                if fill and not self._has_bit(self._parents[node], self._tokens[node]):
+                if fill and not self._has_bit(self._parents[node], token):
                     continue
-                if not self._consume(self._tokens[node], known=fill):
+                if not self._allows(path, token, known=fill):
                     continue
+                path = [*path, token]
             kept[node] = 1
-            ended = node != top and self._tokens[node] in self._ends
+            ended = node != top and token in self._ends
             if fill:
-                self._fill(node, ended)
+                self._fill(node, path, ended)
             if not ended:
-                waiting += [(child, depth + 1) for child in reversed(self._children[node])]
+                waiting += [(child, path) for child in reversed(self._children[node])]
+
+    def _child(self, node: int, token: int) -> int:
+        """The node of `token` behind `node`; -1: the tree has none."""
+        return next((c for c in self._children[node] if self._tokens[c] == token), -1)
 
     def _has_bit(self, node: int, token: int) -> bool:
         """Whether the node's mask, which is there, has the token."""
         return bool(int(self.masks[node, token >> 5]) >> (token & 31) & 1)
 
-    def _fill(self, node: int, ended: bool) -> None:
+    def _fill(self, node: int, path: list[int], ended: bool) -> None:
         if not len(self.masks):
             # A node that no grammar cuts and that is not allowed is never reached: no mask.
             self.masks = np.full((len(self._tokens), self._words), -1, dtype=np.int32)
-        if not ended and not self._matcher.is_stopped():
-            row_bytes = self._words * 4
-            address = self.masks.ctypes.data + node * row_bytes
-            self._matcher.unsafe_compute_mask_ptr(address, row_bytes)
-            return
-        end = self._ends[0]
+        only = self._ends[0]
+        if not ended:
+            self._output.stand_behind(path)
+            if not self._matcher.is_stopped():
+                if not (forced := self._output.known_forced()):
+                    row_bytes = self._words * 4
+                    address = self.masks.ctypes.data + node * row_bytes
+                    self._matcher.unsafe_compute_mask_ptr(address, row_bytes)
+                    return
+                only = forced[0]
         self.masks[node] = 0
-        self.masks.view(np.uint32)[node, end >> 5] = 1 << (end & 31)
+        self.masks.view(np.uint32)[node, only >> 5] = 1 << (only & 31)
+
+
+def _on_host(row: Any) -> np.ndarray:
+    """A row of scores, a tensor's or an array's, as float32."""
+    return row if isinstance(row, np.ndarray) else np.asarray(row.float().cpu())
