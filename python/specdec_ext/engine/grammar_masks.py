@@ -284,7 +284,10 @@ class _TreeWalk:
 
     def _child(self, node: int, token: int) -> int:
         """The node of `token` behind `node`; -1: the tree has none."""
-        return next((c for c in self._children[node] if self._tokens[c] == token), -1)
+        for child in self._children[node]:
+            if self._tokens[child] == token:
+                return child
+        return -1
 
     def _has_bit(self, node: int, token: int) -> bool:
         """Whether the node's mask, which is there, has the token."""
