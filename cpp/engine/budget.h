@@ -30,7 +30,7 @@ struct DraftCost {
 
 // The share of time, or of tokens, that choices may cost which do not look best, so that none is
 // off for good.
-inline constexpr double kProbeShare = 0.02;
+inline constexpr double kProbeShare = 0.01;
 
 // A step drafts if that is expected to make it at least this many times as fast. Probabilities and
 // times are not known more precisely, so drafts that gain less lose as often; among many requests

@@ -65,7 +65,7 @@ class ChainRates {
 // A request's own past of prompt lookup, where the host does not know the match that the device
 // will find: the chance that a draft is accepted is kept by its depth alone. What was not drafted
 // teaches nothing here, so now and then a step drafts its full length, in proportion to what that
-// costs (about 2 % of the time). Results arrive late; they are told what their step was allowed.
+// costs (about 1 % of the time). Results arrive late; they are told what their step was allowed.
 class ChainHistory {
  public:
   // Chance of each of the next `length` drafts, where `shared` is what all requests showed. The
