@@ -249,7 +249,7 @@ PAGES = {
 # A call of these may measure some cells alone: what the newest file lacks is an earlier one's.
 BY_CELL = ("never_slower", "never_slower_8", "never_slower_32")
 # These are shown for every processor that they were measured on.
-BY_PROCESSOR = ("peers_cpu", *BY_CELL)
+BY_PROCESSOR = ("peers_cpu", *BY_CELL, "code_edits", "code_edits_bfloat16")
 
 
 def report(page: str) -> str:

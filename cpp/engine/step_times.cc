@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kKept = 16, kEnough = 4;  // quotients
 constexpr int kUpdateEvery = 16;                // steps, but for the first ones
-constexpr std::int64_t kStale = 1024;           // steps
+constexpr std::int64_t kStale = 256;            // steps
 // From so many tokens on beyond those of the table, a step says what context costs.
 constexpr double kFarTokens = 256.0;
 constexpr double kLeast = 1e-3, kMost = 1e3;  // a quotient beyond these is no measurement

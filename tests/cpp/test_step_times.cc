@@ -54,7 +54,7 @@ TEST(what_looked_dear_and_was_not_seen_for_long_is_forgotten) {
   StepTimes times(guess());
   for (int i = 0; i < 16; ++i) times.observe(1, 1, 10.0, 0.5);
   for (int i = 0; i < 16; ++i) times.observe(8, 1, 10.0, 5 * 1.7);
-  for (int i = 0; i < 1000; ++i) times.observe(1, 1, 10.0, 0.5);
+  for (int i = 0; i < 240; ++i) times.observe(1, 1, 10.0, 0.5);
   CHECK(close(times.cost()(8), 5 * 1.7, 1e-6));  // not yet: it may be true
   for (int i = 0; i < 64; ++i) times.observe(1, 1, 10.0, 0.5);
   for (const int rows : kRows) CHECK(close(times.cost()(rows), 0.5 * guess()(rows), 1e-6));
@@ -64,7 +64,7 @@ TEST(what_looked_dear_and_was_not_seen_for_long_is_forgotten) {
 TEST(what_was_remembered_of_a_busy_machine_is_forgotten) {
   const std::vector<double> busy{1.0, 1.1, 1.3, 5 * 1.7, 5 * 2.5, 5 * 4.1};
   StepTimes times(StepCost(kRows, busy, 128.0), guess());
-  for (int i = 0; i < 1000; ++i) times.observe(1, 1, 10.0, 2.0);
+  for (int i = 0; i < 240; ++i) times.observe(1, 1, 10.0, 2.0);
   CHECK(close(times.cost()(8), 2 * busy[3], 1e-6));
   for (int i = 0; i < 64; ++i) times.observe(1, 1, 10.0, 2.0);
   for (const int rows : kRows) CHECK(close(times.cost()(rows), 2.0 * guess()(rows), 1e-6));
