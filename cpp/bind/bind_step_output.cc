@@ -40,12 +40,14 @@ std::vector<int> source_numbers(SourceBits bits) {
 
 std::optional<TokenId> best_allowed_of(const ArrayArgument<float>& scores,
                                        const ArrayArgument<std::int32_t>& mask) {
-  if (scores.ndim() != 1 || mask.ndim() != 1 || mask.size() * 32 < scores.size()) {
+  if (scores.ndim() != 1 || scores.size() == 0 || mask.ndim() != 1 ||
+      mask.size() * 32 < scores.size()) {
     throw py::value_error(
         "best_allowed: scores are [vocabulary], and a mask has a bit for each of them");
   }
+  thread_local std::vector<float> masked;
   return best_allowed(reinterpret_cast<const std::uint32_t*>(mask.data()),
-                      static_cast<int>(scores.size()), scores.data());
+                      static_cast<int>(scores.size()), scores.data(), &masked);
 }
 
 // Calls `visit` with each step of an output.

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 
 #include "algo/residual.h"
+#include "backend/backend.h"
 #include "engine/score_processor.h"
 
 namespace specdec {
@@ -27,37 +27,19 @@ void apply_token_mask(const std::uint32_t* bits, int vocab_size, const float* sc
   }
 }
 
-std::optional<TokenId> best_allowed(const std::uint32_t* bits, int vocab_size,
-                                    const float* scores) {
-  float best = -std::numeric_limits<float>::infinity();
+std::optional<TokenId> best_allowed(const std::uint32_t* bits, int vocab_size, const float* scores,
+                                    std::vector<float>* masked) {
+  masked->resize(static_cast<std::size_t>(vocab_size));
+  apply_token_mask(bits, vocab_size, scores, masked->data());
   TokenId token = -1;
-  bool is_nan = false;
-  for (int first = 0; first < vocab_size; first += 32) {
-    const std::uint32_t word = bits[first / 32];
-    if (word == 0) continue;
-    const int count = std::min(32, vocab_size - first);
-    float some[32];
-    const float* block = scores + first;
-    if (word != ~0u) {  // most words are all or nothing
-      for (int i = 0; i < count; ++i) some[i] = ((word >> i) & 1u) != 0 ? block[i] : best;
-      block = some;
-    }
-    // Few blocks hold something better: a pass without branches tells, and vector code makes it.
-    int better = 0, unordered = 0;
-    for (int i = 0; i < count; ++i) {
-      better += static_cast<int>(block[i] > best);
-      unordered += static_cast<int>(block[i] != block[i]);
-    }
-    is_nan = is_nan || unordered != 0;
-    if (better == 0) continue;
-    for (int i = 0; i < count; ++i) {
-      if (block[i] > best) {
-        best = block[i];
-        token = first + i;
-      }
-    }
-  }
-  if (is_nan || !std::isfinite(best)) return std::nullopt;
+  ArgmaxParams params;
+  params.scores = masked->data();
+  params.row_stride = vocab_size;
+  params.rows = 1;
+  params.vocab = vocab_size;
+  params.ids = &token;
+  cpu_backend().argmax(params);
+  if (token < 0 || !std::isfinite((*masked)[token])) return std::nullopt;
   return token;
 }
 

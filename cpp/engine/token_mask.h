@@ -33,9 +33,10 @@ struct TokenMasks {
 // scores [vocab_size] with the tokens forbidden that have no bit.
 void apply_token_mask(const std::uint32_t* bits, int vocab_size, const float* scores, float* out);
 
-// The best token, first of equals, of those that have a bit. None where the best of their scores is
-// not finite, or one is NaN.
-std::optional<TokenId> best_allowed(const std::uint32_t* bits, int vocab_size, const float* scores);
+// What a greedy request chooses behind these bits: the best token that has one, first of equals.
+// None where the best of their scores is not finite, or one is NaN. `masked`: working memory.
+std::optional<TokenId> best_allowed(const std::uint32_t* bits, int vocab_size, const float* scores,
+                                    std::vector<float>* masked);
 
 // The probabilities of the drafts that a cut has left, one row per node from 1 on.
 struct CutDraftProbs {

@@ -8,11 +8,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from grammar_forms import END, FORMS, add_tokenizer
 from medusa_models import VOCAB
 from method_cases import (
     HOST,
@@ -27,49 +26,10 @@ from method_cases import (
     save_models,
     texts_of,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from specdec_ext import LLM, RequestError, SamplingParams, UnsupportedRequestError, _core
+from specdec_ext import LLM, RequestError, SamplingParams, UnsupportedRequestError
 from specdec_ext.engine import grammar_masks
-from specdec_ext.request.structured_outputs import check_structured_outputs
 from specdec_ext.text import grammar
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-f]{1,6}$"},
-        "kind": {"enum": ["abc", "abd"]},
-        "list": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
-    },
-    "required": ["name", "kind", "list"],
-    "additionalProperties": False,
-}
-FORMS: dict[str, Any] = {
-    "json": {"json": SCHEMA},
-    "regex": {"regex": "(ab|cd){3,9}[0-9]{2}"},
-    "choice": {"choice": ["abcdef", "abcabc", "123"]},
-    "lark": {"grammar": 'start: item ("," item)* "]"\nitem: "ab" | "12" | "[" item "]"'},
-    "gbnf": {"grammar": 'root ::= item ("," item)* "]"\nitem ::= "ab" | "[" item "]"'},
-}
-END = VOCAB - 1
-
-
-def add_tokenizer(folder: Path) -> None:
-    """48 tokens: what JSON is made of, two merged pairs, the end of a text."""
-    signs = '{}[]":,-.Ġ' + "0123456789" + "abcdefghijklmnopqrstuvwx"
-    vocab = {sign: i for i, sign in enumerate(signs)}
-    for pair in ("ab", '":', "12"):
-        vocab[pair] = len(vocab)
-    core = Tokenizer(models.BPE(vocab, [("a", "b"), ('"', ":"), ("1", "2")]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(["<|end|>"])
-    assert len(vocab) == END and core.token_to_id("<|end|>") == END
-    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>").save_pretrained(folder)
-    for name in ("config.json", "generation_config.json"):
-        config = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps({**config, "eos_token_id": END}))
 
 
 @pytest.fixture(scope="module")
@@ -197,174 +157,6 @@ def test_greedy_text_needs_few_masks(
         filled.clear()
         assert {form: texts_of(llm, params_of(form, **every)) for form in FORMS} == few
         assert 0 < needed < len(filled)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_token_is_allowed_where_its_bit_is_set(engine: LLM, form: str) -> None:
-    """At every place of random texts, for every token: forced text, too, has one token alone."""
-    rng = np.random.default_rng(3)
-    constraint = check_structured_outputs(FORMS[form])
-    assert engine.engine._compiler is not None
-    for _ in range(4):
-        output = grammar_masks._Output(engine.engine._compiler.compile(constraint), True)
-        for _ in range(30):
-            tree = SimpleNamespace(tokens=[0], parents=[-1], fixed=1)
-            walk = grammar_masks._TreeWalk(output, tree)
-            walk.run(fill=True)
-            bits = np.unpackbits(walk.masks[0].view(np.uint8), bitorder="little")[:VOCAB]
-            for token in range(VOCAB):
-                probe = grammar_masks._TreeWalk(output, tree)
-                assert probe._allows([], token) == bool(bits[token])
-            token = int(rng.choice(np.flatnonzero(bits)))
-            if token == END:
-                break
-            output.follow([token])
-
-
-def mask_behind(compiled: grammar.Grammar, text: list[int]) -> np.ndarray:
-    """What may follow a text, one bool per token, by a matcher that has seen nothing else."""
-    matcher = compiled.matcher()
-    assert matcher.consume_tokens(text)
-    if matcher.is_stopped():
-        return np.arange(VOCAB) == END
-    words = np.zeros(compiled.words, dtype=np.uint32)
-    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-    return np.unpackbits(words.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)
-
-
-def grown_tree(rng: np.random.Generator, compiled: grammar.Grammar, text: list[int]) -> Any:
-    """Up to 12 drafts, mostly tokens that are allowed; siblings differ."""
-    tokens, parents, paths = [text[-1] if text else 0], [-1], [[]]
-    for _ in range(int(rng.integers(0, 13))):
-        parent = int(rng.integers(max(0, len(tokens) - 3), len(tokens)))
-        mask = np.zeros(VOCAB, dtype=bool)
-        if paths[parent] is not None and END not in paths[parent]:
-            mask = mask_behind(compiled, text + paths[parent])
-        choice = np.flatnonzero(mask) if mask.any() and rng.random() < 0.8 else np.arange(VOCAB)
-        token = int(rng.choice(choice))
-        if any(parents[i] == parent and tokens[i] == token for i in range(1, len(tokens))):
-            continue
-        paths.append(paths[parent] + [token] if mask[token] else None)
-        tokens.append(token)
-        parents.append(parent)
-    return SimpleNamespace(tokens=tokens, parents=parents, paths=paths, fixed=1)
-
-
-def kept_of(tree: Any, kept: list[int]) -> Any:
-    """The tree that a cut leaves."""
-    nodes = [i for i, k in enumerate(kept) if k]
-    parents = [-1, *(nodes.index(tree.parents[i]) for i in nodes[1:])]
-    return SimpleNamespace(
-        tokens=[tree.tokens[i] for i in nodes], parents=parents,
-        paths=[tree.paths[i] for i in nodes], fixed=1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_walks_are_those_of_fresh_matchers(engine: LLM, form: str) -> None:
-    """A matcher that stays where the last walk left it: cuts, masks and what is forced are those
-    of matchers that begin with the text each time."""
-    rng = np.random.default_rng(11)
-    assert engine.engine._compiler is not None
-    compiled = engine.engine._compiler.compile(check_structured_outputs(FORMS[form]))
-    masked = followed = 0
-    for _ in range(30):
-        output, text = grammar_masks._Output(compiled, True), []
-        while END not in text and len(text) < 40:
-            fresh = grammar_masks._Output(compiled, True)
-            fresh.follow(text)
-            if rng.random() < 0.5:
-                assert output.chain() == fresh.chain()
-            tree = grown_tree(rng, compiled, text)
-            kept = grammar_masks._TreeWalk(output, tree).run(fill=False)
-            assert kept == [int(path is not None) for path in tree.paths]
-            if rng.random() < 0.5:  # a step that was interrupted begins again
-                assert output.chain() == fresh.chain()
-            tree = kept_of(tree, kept)
-
-            if rng.random() < 0.2:  # where tokens are drawn
-                walk = grammar_masks._TreeWalk(output, tree)
-                assert all(walk.run(fill=True))
-                for node, path in enumerate(tree.paths):
-                    bits = np.unpackbits(walk.masks[node].view(np.uint8), bitorder="little")
-                    wanted = np.arange(VOCAB) == END
-                    if END not in path:
-                        wanted = mask_behind(compiled, text + path)
-                    assert np.array_equal(bits[:VOCAB].astype(bool), wanted)
-
-            # Scores that mostly favour drafts, some of them tokens that are not allowed.
-            scores = rng.standard_normal((len(tree.tokens), VOCAB)).astype(np.float32)
-            for node, parent in enumerate(tree.parents[1:], 1):
-                scores[parent, tree.tokens[node]] += 4
-            walk = grammar_masks._TreeWalk(output, tree)
-            walk.follow_best(scores)
-            node, path, chosen = 0, [], []
-            while node >= 0:
-                wanted = mask_behind(compiled, text + path)
-                best = int(np.where(wanted, scores[node], -np.inf).argmax())
-                bits = np.ones(VOCAB, dtype=bool)
-                if len(walk.masks):
-                    row = np.unpackbits(walk.masks[node].view(np.uint8), bitorder="little")
-                    bits = row[:VOCAB].astype(bool)
-                if not bits.all():
-                    assert np.array_equal(bits, wanted)
-                    masked += 1
-                assert int(np.where(bits, scores[node], -np.inf).argmax()) == best
-                chosen.append(best)
-                path = [*path, best]
-                node = -1 if best == END else next(
-                    (i for i, mine in enumerate(tree.paths) if mine == path), -1
-                )  # fmt: skip
-            followed += len(chosen) > 1
-            output.follow(chosen)
-            text = text + chosen
-    assert masked > 20 and followed > 20
-
-
-def test_best_allowed() -> None:
-    """Against NumPy: words of all bits, of none and of some; equal scores; the vocabulary's end."""
-    rng = np.random.default_rng(5)
-    for vocab in (1, 31, 32, 33, 48, 1000, 4099):
-        words = -(-vocab // 32)
-        for _ in range(40):
-            scores = rng.integers(-3, 3, vocab).astype(np.float32)
-            kinds = rng.integers(0, 3, words)
-            mask = np.where(kinds == 0, 0, np.where(kinds == 1, -1, rng.integers(1, 2**31, words)))
-            mask = mask.astype(np.int32)
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab].astype(bool)
-            expected = int(np.where(bits, scores, -np.inf).argmax()) if bits.any() else None
-            assert _core.best_allowed(scores, mask) == expected
-            if bits.any():
-                for bad in (np.nan, np.inf):
-                    spoilt = scores.copy()
-                    spoilt[rng.choice(np.flatnonzero(bits))] = bad
-                    assert _core.best_allowed(spoilt, mask) is None
-                scores[bits] = -np.inf
-                assert _core.best_allowed(scores, mask) is None
-            scores[~bits] = np.nan  # not looked at
-            scores[bits] = 1.0
-            assert _core.best_allowed(scores, mask) == (bits.argmax() if bits.any() else None)
-    with pytest.raises(ValueError, match="a bit for each"):
-        _core.best_allowed(np.zeros(33, dtype=np.float32), np.zeros(1, dtype=np.int32))
-
-
-@pytest.mark.parametrize(("bad", "rows"), [(np.nan, 2), (np.inf, 2), (5.0, 0)])
-def test_a_row_without_a_best_token_is_masked(engine: LLM, bad: float, rows: int) -> None:
-    """NaN has no order: what the executor chooses there and below has to be allowed."""
-    assert engine.engine._compiler is not None
-    compiled = engine.engine._compiler.compile(check_structured_outputs(FORMS["regex"]))
-    (token, *_), other = np.flatnonzero(mask_behind(compiled, [])), END
-    path = [int(token)]
-    tree = SimpleNamespace(tokens=[0, *path], parents=[-1, 0], fixed=1)
-    scores = np.zeros((2, VOCAB), dtype=np.float32)
-    scores[0, token] = bad
-    scores[1, np.flatnonzero(mask_behind(compiled, path))[0]] = 5.0
-    walk = grammar_masks._TreeWalk(grammar_masks._Output(compiled, True), tree)
-    walk.follow_best(scores)
-    assert len(walk.masks) == rows
-    for mask, text in zip(walk.masks, ([], path), strict=False):
-        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)
-        assert np.array_equal(bits, mask_behind(compiled, text)) and not bits[other]
 
 
 def test_what_is_forced_is_verified_in_one_pass(folders: Folders) -> None:

@@ -6,11 +6,12 @@ the grammar does not allow. When its scores are there, mask() gives the nodes th
 follow them, and the executor applies those where it chooses tokens.
 
 A greedy request needs few masks: where the best of all tokens is allowed it is the best of those
-that are. Only the path of those tokens is walked, up to one that is not allowed. Where tokens are
-drawn every mask changes the law, so that constrain() makes them all when it cuts.
+that are. Only the path that is chosen is walked, and those of its nodes are masked whose best token
+is not allowed. Where tokens are drawn every mask changes the law, so that constrain() makes them
+all when it cuts.
 
 Matchers follow the output as the executor has it, so that a step that was interrupted is walked
-again as if for the first time.
+again as if for the first time. In between they stay where the last walk has left them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Output:
         """The output has gone on by `tokens`."""
         self.consumed += len(tokens)
         known = self._common(tokens)
-        if known < len(tokens):
+        if known < len(tokens):  # the path went another way, or not so far
             self._leave_at(known)
             self.matcher.consume_tokens(tokens[known:])
             self._path, self._forced = [], [None]
@@ -58,7 +59,7 @@ class _Output:
 
     def stand_behind(self, path: list[int]) -> None:
         """Move to behind the output and `path`, whose tokens are allowed."""
-        if self._path == path:
+        if self._path == path:  # as a rule
             return
         self._leave_at(known := self._common(path))
         if known < len(path):
@@ -80,9 +81,12 @@ class _Output:
             tokens = self._forced[-1] = self.matcher.compute_ff_tokens() if some else []
         return tokens
 
-    def known_forced(self) -> list[int]:
-        """forced(), if that has been asked for here; else []."""
-        return self._forced[-1] or []
+    def only(self) -> int | None:
+        """The token that alone may follow where the matcher stands, the end included, as far as
+        that is known; None: to be computed."""
+        if self.matcher.is_stopped():
+            return self.grammar.end_ids[0]
+        return self._forced[-1][0] if self._forced[-1] else None
 
     def chain(self) -> list[int]:
         """The tokens that alone may follow the output, the end of the text included."""
@@ -240,6 +244,8 @@ class _TreeWalk:
             known = child >= self._fixed  # else constrain() had cut it
             if not (math.isfinite(float(row[token])) and (known or self._allows(path, token))):
                 self._fill(node, path, False)
+                if not self._children[node]:
+                    return
                 best = _core.best_allowed(_on_host(row), self.masks[node])
                 if best is None:  # NaN, nothing finite: masks decide, here and below
                     self._descend(node, path, [0] * len(self._tokens), True)
@@ -297,16 +303,15 @@ class _TreeWalk:
         if not len(self.masks):
             # A node that no grammar cuts and that is not allowed is never reached: no mask.
             self.masks = np.full((len(self._tokens), self._words), -1, dtype=np.int32)
-        only = self._ends[0]
+        only: int | None = self._ends[0]
         if not ended:
             self._output.stand_behind(path)
-            if not self._matcher.is_stopped():
-                if not (forced := self._output.known_forced()):
-                    row_bytes = self._words * 4
-                    address = self.masks.ctypes.data + node * row_bytes
-                    self._matcher.unsafe_compute_mask_ptr(address, row_bytes)
-                    return
-                only = forced[0]
+            only = self._output.only()
+        if only is None:
+            row_bytes = self._words * 4
+            address = self.masks.ctypes.data + node * row_bytes
+            self._matcher.unsafe_compute_mask_ptr(address, row_bytes)
+            return
         self.masks[node] = 0
         self.masks.view(np.uint32)[node, only >> 5] = 1 << (only & 31)
 
