@@ -19,20 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specdec_ext.installation import cpu_name
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("results")
 T = TypeVar("T")
-
-
-def cpu_model() -> str:
-    """Returns the CPU's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def cpu_flags() -> list[str]:
@@ -89,7 +80,7 @@ def environment(threads: int) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
-        "cpu": cpu_model(),
+        "cpu": cpu_name(),
         "cpu_flags": cpu_flags(),
         "cores": os.cpu_count(),
         "threads": threads,

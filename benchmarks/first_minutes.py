@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from specdec_ext.installation import cpu_name
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 LIMIT_S = 180.0
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for fault in faults:
         print(f"not as it should be: {fault}", file=sys.stderr)
     if args.output:
-        about = {"commit": common.commit(), "cpu": common.cpu_model(),
+        about = {"commit": common.commit(), "cpu": cpu_name(),
                  "load_average": [load, common.load_average()]}  # fmt: skip
         content = {**about, **asdict(seen), "total": seen.total, "faults": faults}
         Path(args.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

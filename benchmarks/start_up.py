@@ -22,6 +22,7 @@ import time
 from typing import Any
 
 from benchmarks import common
+from specdec_ext.installation import cpu_name
 
 PROMPT = "The capital of France is"
 # What is started -> the arguments of LLM(), as text.
@@ -123,7 +124,7 @@ def main() -> int:
     if args.output:
         about = {
             "commit": common.commit(),
-            "cpu": common.cpu_model(),
+            "cpu": cpu_name(),
             "threads": os.environ.get("SPECDEC_NUM_THREADS", "all"),
             "load_average": [load, common.load_average()],
             "rounds": args.rounds,

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import common
+from specdec_ext.installation import cpu_name
 
 DONE = ("ok", "unavailable", "unsupported")  # statuses of parts that are not run again
 EMULATED_RESULTS = common.ROOT / "build" / "gpu-emulated"
@@ -76,7 +77,7 @@ def environment(commit: str, emulated: bool) -> dict[str, Any]:
         "commit": found.rstrip("+"),
         # A copy without git cannot tell: the caller named the commit, its changes are unknown.
         "dirty": None if commit else found.endswith("+"),
-        "cpu": common.cpu_model(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "nvcc": release[1] if release else None,
         "versions": {

@@ -56,15 +56,25 @@ def _installed() -> Path:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name as the system gives it, and on x86 its family and model.
+
+    Clouds give several generations one name ("AMD EPYC", "Intel(R) Xeon(R) Processor"), and what
+    was measured on one must not be taken for another's.
+    """
+    about: dict[str, str] = {}
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as info:
             for line in info:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+                field, colon, value = line.partition(":")
+                if not colon:  # the first processor's fields end with an empty line
+                    break
+                about[field.strip()] = value.strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    name = about.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in about and "model" in about:
+        name += f", family {about['cpu family']}, model {about['model']}"
+    return name
 
 
 def get_num_threads() -> int:
