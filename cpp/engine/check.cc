@@ -2,6 +2,7 @@
 #include "base/check.h"
 
 #include <cmath>
+#include <limits>
 
 #include "engine/executor.h"
 
@@ -36,7 +37,8 @@ void check_processors(const RequestParams& p, int vocab_size) {
                   ": give 0..max_tokens (", p.max_tokens, ")");
   for (const auto& [id, bias] : p.processors.logit_bias) {
     check_id("logit_bias", id);
-    SPECDEC_REQUIRE(!std::isnan(bias), "logit_bias[", id, "] is NaN: give a number");
+    SPECDEC_REQUIRE(bias < std::numeric_limits<float>::infinity(), "logit_bias[", id, "] is ", bias,
+                    ": give a number; -inf forbids the token");
   }
   for (TokenId id : p.processors.allowed_token_ids) check_id("allowed_token_ids", id);
   for (const auto& word : p.processors.bad_words) {

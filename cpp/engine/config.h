@@ -83,10 +83,11 @@ struct ExecutorConfig {
 // The distinct windows among narrow_windows, ascending. Layers of one window are a group.
 std::vector<int> narrow_groups(const std::vector<int>& narrow_windows);
 
-// With an attention window: rows of a prompt in one step, at most; 0: any. And pages that one text
-// holds at once, at most, if its first step that decides reads `prompt` tokens and later ones
-// `step` rows.
+// With an attention window: rows of a prompt in one step, at most, and of a text that is read
+// again; 0: any. And pages that one text holds at once, at most, if its first step that decides
+// reads `prompt` tokens and later ones `step` rows.
 int prompt_chunk(const ExecutorConfig& config);
+int text_chunk(const ExecutorConfig& config, std::int64_t step);
 std::int64_t pages_in_window(const ExecutorConfig& config, std::int64_t prompt, std::int64_t step);
 
 // Draft nodes of one step, at most: of the method, and of all sources.

@@ -18,6 +18,15 @@ int prompt_chunk(const ExecutorConfig& c) {
   return static_cast<int>(std::clamp<std::int64_t>(c.attention.window, kLeast, 1 << 30));
 }
 
+namespace {
+
+std::int64_t pages_of_chunk(const ExecutorConfig& c, std::int64_t chunk, std::int64_t step) {
+  const std::int64_t rows = (c.overlap_depth + 1) * std::max(step, chunk) + step;
+  return pages_at_once(c.attention, rows, c.page_size);
+}
+
+}  // namespace
+
 // The steps in flight and the next one write rows behind the first that is still to be computed;
 // before that only what the window shows is held, and rows whose K/V the host has not moved yet.
 // A prompt that is to be published keeps its pages until it is.
@@ -25,10 +34,19 @@ std::int64_t pages_in_window(const ExecutorConfig& c, std::int64_t prompt, std::
   const std::int64_t steps = c.overlap_depth + 1;
   const int most = prompt_chunk(c);
   const std::int64_t chunk = std::min<std::int64_t>(prompt, most > 0 ? most : c.max_num_tokens);
-  const std::int64_t rows = steps * std::max(step, chunk) + step;
-  const std::int64_t pages = pages_at_once(c.attention, rows, c.page_size);
+  const std::int64_t pages = pages_of_chunk(c, chunk, step);
   if (!c.enable_block_reuse) return pages;
   return std::max(pages, pages_for(prompt + steps * step, c.page_size));
+}
+
+// Who is preempted may have to read far more than its prompt, and is promised no more pages for it.
+int text_chunk(const ExecutorConfig& c, std::int64_t step) {
+  if (c.attention.window == 0) return 0;
+  std::int64_t chunk = c.enable_chunked_prefill ? prompt_chunk(c) : c.max_num_tokens;
+  while (chunk > step && pages_of_chunk(c, chunk, step) > c.num_pages) {
+    chunk = std::max(step, chunk / 2);
+  }
+  return static_cast<int>(chunk);
 }
 
 int max_drafts_of(const LookaheadConfig& triple) {

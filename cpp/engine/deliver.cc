@@ -251,10 +251,13 @@ std::vector<StepOutput> Executor::deliver(const float* scores, const HostWords& 
       const std::ptrdiff_t at = std::ptrdiff_t{first_row} * config_.vocab_size;
       choose_place(place, share, first_row, raw + at, scores + at, words, &result);
     }
-    const bool decided =
-        place.decides && (request.by_host || result.num_tokens > 0 || result.bad_row != 0);
+    // Of who was cancelled before commit() took the step that the host ran, there is no result.
+    const bool dropped = late && host_ != nullptr;
+    const bool decided = place.decides && (request.by_host || dropped || result.num_tokens > 0 ||
+                                           result.bad_row != 0);
     const bool known_rows = place.is_prefill || request.by_host;
-    const int rows = known_rows ? place.rows + place.drafts : (decided ? 1 + result.num_drafts : 0);
+    const int decoded = dropped ? place.choices : (decided ? 1 + result.num_drafts : 0);
+    const int rows = known_rows ? place.rows + place.drafts : decoded;
     const int known_before = request.known_len;
     totals_.rows += rows;
     totals_.prefill_rows += place.is_prefill ? place.rows : 0;

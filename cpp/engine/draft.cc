@@ -165,10 +165,13 @@ void Executor::draft_on_host(RequestRecord& request, const DraftShare& share) {
   request.step_proposal = nullptr;
   request.own_tree = false;
   request.sources = {};
+  // The history may be longer than it was known to be when the step was planned.
+  request.draft_limit =
+      std::min(request.draft_limit, static_cast<int>(request.last_written() - slot->len));
   const auto from = [&](DraftSource source) {
     std::fill_n(request.sources.begin(), tree.size, bit_of(source));
   };
-  if (request.proposal) {
+  if (request.takes_proposal && request.proposal) {
     place_proposal(request, share);
     from(DraftSource::kModel);
   } else if (request.weighed && !(request.asks() && slot->method == SlotMethod::kLookahead)) {
@@ -252,7 +255,7 @@ void Executor::cut_proposed_drafts() {
     }
     const ProposedDraft* drafts =
         slot->method == SlotMethod::kProposed ? request.host_slot->proposed_draft() : nullptr;
-    const bool decided = request.proposal != nullptr;
+    const bool decided = request.takes_proposal && request.proposal != nullptr;
     const bool current = drafts != nullptr && drafts->len == slot->len && !decided;
     const int count = current ? std::min(allowed, drafts->count) : 0;
     int known = 0;

@@ -87,9 +87,9 @@ class Executor {
   RequestId submit(RequestParams params, const ProposedProbs& external_probs = {});
   // What is in flight for it is dropped. False: unknown id, or it has ended.
   bool cancel(RequestId id);
-  // Where the request's slot is the host's: drafts for its next decode step, used once, in place of
-  // its own drafter's. parents[i] is the index of draft i's parent among the drafts, -1 for the
-  // golden token. A refused proposal leaves none.
+  // Where the request's slot is the host's: drafts for its next decode step that is planned, used
+  // once, in place of its own drafter's. parents[i] is the index of draft i's parent among the
+  // drafts, -1 for the golden token. A refused proposal leaves none.
   void propose(RequestId id, const std::vector<TokenId>& tokens,
                const std::vector<std::int32_t>& parents, const ProposedProbs& probs = {});
   // What a grammar allows alone behind history(), for the request's next decode step: drafts that

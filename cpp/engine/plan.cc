@@ -87,7 +87,11 @@ const StagedStep* Executor::plan() {
     int most = whole ? budget : room_for(request, room, budget);
     if (request.chunk() > 0) most = std::min(most, request.chunk());
     const int rows = prefill_rows(request, most);
-    if (rows == 0) continue;
+    if (rows == 0) {
+      // It is read as a whole, or not at all: those behind it would take its rows for ever.
+      if (!config_.enable_chunked_prefill) break;
+      continue;
+    }
     if (!request.entered && !enter(request)) break;
     if (request.device_drafts && request.mirrored == 0 && !mirror(request)) break;
     const int before = step_.num_prompt_rows, start = request.prefilled;
@@ -165,9 +169,16 @@ void Executor::collect() {
   decoding_.clear();
   choosing_.clear();
   int external = 0;  // rows of scores that a prompt with drafts behind it needs at once
+  const auto decoders =
+      std::count_if(book_.running().begin(), book_.running().end(),
+                    [](const auto& r) { return !r->in_prefill() && !r->sits_out; });
   for (const auto& request : book_.running()) {
-    if (request->in_prefill() && request->by_host && request->external_drafts() > 0) {
-      external = std::max(external, 1 + request->external_drafts());
+    const int drafts = request->external_drafts(), left = request->read_to - request->prefilled;
+    // It needs them with its last row, which this step may or may not come to.
+    const bool ends = left + drafts <= config_.max_num_tokens - decoders &&
+                      (request->chunk() == 0 || left <= request->chunk());
+    if (drafts > 0 && left > 0 && ends && request->by_host && !request->sits_out) {
+      external = std::max(external, 1 + drafts);
     }
     const bool waits = request->by_host && !request->shares.empty();
     if (request->in_prefill() || request->sits_out || request->surely_complete() || waits) continue;
@@ -299,6 +310,8 @@ void Executor::place_rows(RequestRecord& request, int start, int rows, const Dra
 void Executor::place_decode(RequestRecord& request, int most_drafts, int arm) {
   DraftShare share = share_of(request, most_drafts, arm);
   int drafts = std::max(0, share.max_drafts);
+  // What is proposed from here on is for the step behind this one, whose depth is staged now.
+  request.takes_proposal = request.proposal != nullptr;
   const bool any_path = request.proposal || request.weighed;
   int path = any_path ? drafts : std::min(request.max_path, drafts);
   // The token after the last draft takes the last place. The device knows how long the history is

@@ -120,8 +120,8 @@ bool RequestBook::resume(RequestRecord& request) {
   pages_.open(request.slot, request.params.cache_salt);
   request.prefilled = pages_.attach(request.slot, request.tokens(), reusable) * pages_.page_size();
   recomputed_tokens_ += request.read_to - request.prefilled;
-  request.preempted = request.sits_out = false;
-  secure(request);
+  request.preempted = false;
+  request.sits_out = !secure(request);
   resumed_.push_back(&request);
   return true;
 }

@@ -25,16 +25,15 @@ RequestBook::RequestBook(const ExecutorConfig& c)
 void RequestBook::promise(RequestRecord* request) const {
   RequestRecord& r = *request;
   // The largest that tokens_to_hold() can ever be.
-  r.most_blocks =
-      pages_.pages_for(std::max<std::int64_t>(std::int64_t{r.prompt_len} + r.external_drafts(),
-                                              std::int64_t{r.max_len} - 1 + r.max_drafts));
+  const std::int64_t prompt = std::int64_t{r.prompt_len} + r.external_drafts();
+  r.most_blocks = pages_.pages_for(std::max(prompt, r.last_written()));
   r.promised_pages = r.most_blocks;
   if (pages_.span().window > 0) {
     r.publishes_prompt = pages_.reuse();
-    r.max_chunk = prompt_chunk(config_);
-    r.promised_pages = std::min(
-        r.most_blocks, pages_in_window(config_, std::int64_t{r.prompt_len} + r.external_drafts(),
-                                       1 + r.most_drafts()));
+    const std::int64_t step = 1 + r.most_drafts();
+    r.prompt_chunk = prompt_chunk(config_);
+    r.text_chunk = text_chunk(config_, step);
+    r.promised_pages = std::min(r.most_blocks, pages_in_window(config_, prompt, step));
   }
   SPECDEC_REQUIRE(r.promised_pages <= pages_.num_pages(), "the request needs ", r.promised_pages,
                   " KV pages of ", pages_.page_size(), " tokens (prompt ", r.prompt_len,

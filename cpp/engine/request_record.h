@@ -110,15 +110,16 @@ struct RequestRecord {
   int published = 0;                        // tokens of the history that the public pool has
   std::unique_ptr<Proposal> external;       // drafts behind the prompt, until they are planned
   std::unique_ptr<Proposal> proposal;       // for the next decode step
+  bool takes_proposal = false;              // the step that is planned drafts it
   std::unique_ptr<Proposal> step_proposal;  // of the step in flight
   // The draft that each node was, in a step on the host whose drafts a grammar has cut.
   std::vector<std::int32_t> uncut;
 
   std::int64_t promised_pages = 0;  // at once
   std::int64_t most_blocks = 0;     // of its text
-  // With an attention window: rows of its prompt in one step, at most; 0: any. A prompt that is to
-  // be published keeps its pages until it is.
-  int max_chunk = 0;
+  // With an attention window: rows in one step, at most, of its prompt, and of its text where that
+  // is read again; 0: any. A prompt that is to be published keeps its pages until it is.
+  int prompt_chunk = 0, text_chunk = 0;
   bool publishes_prompt = false;
   bool by_host = false;  // the step runs on a device and the host chooses this request's tokens
   // Prompt and delivered tokens, as far as somebody on the host needs them (host_slot null).
@@ -196,7 +197,8 @@ struct RequestRecord {
   bool in_prefill() const { return prefilled < read_to; }
   // Pages behind the window are given back while it reads what it has to.
   bool sheds_pages() const { return begun() || !publishes_prompt; }
-  int chunk() const { return sheds_pages() ? max_chunk : 0; }
+  // Rows that it reads in a step, at most; 0: as many as there is room for.
+  int chunk() const { return begun() ? text_chunk : (sheds_pages() ? prompt_chunk : 0); }
   // Its first token is known, so that what it reads is read again.
   bool begun() const { return known_len > prompt_len; }
   // Drafts that came with the request, as many as it could still deliver.
@@ -221,11 +223,15 @@ struct RequestRecord {
     return least_len() >= max_len || frozen;
   }
 
+  // The most that a step behind the prompt writes, where its history may be longest: a request
+  // that has not ended is at most max_len - 1 long. What a prediction or a grammar drafts is cut to
+  // the room that there is, so it takes no more.
+  std::int64_t last_written() const { return std::int64_t{max_len} - 1 + max_drafts; }
   // Tokens that must have a place in pages: those in the cache, and whatever the steps in flight
-  // may write. A step whose history is `len` tokens long writes from len - 1 on, M rows at most; a
-  // request that has not ended is at most max_len - 1 long.
+  // may write. A step whose history is `len` tokens long writes from len - 1 on, M rows at most. Of
+  // a text that is read again only what was read is in the cache.
   std::int64_t tokens_to_hold() const {
-    std::int64_t hold = known_len == prompt_len ? 0 : known_len - 1;
+    std::int64_t hold = !begun() || in_prefill() ? 0 : known_len - 1;
     std::int64_t len = known_len;
     for (const StepShare& share : shares) {
       if (share.prompt_end > 0) {
@@ -233,7 +239,7 @@ struct RequestRecord {
       } else {
         const std::int64_t before = std::min<std::int64_t>(len, max_len - 1) - 1;
         const int rows = fault(Fault::kHoldWithoutDrafts) ? 1 : share.rows;
-        hold = std::max(hold, before + rows);
+        hold = std::max(hold, std::min(before + rows, last_written()));
       }
       if (!fault(Fault::kHoldWithoutFlight)) len += share.tokens;
     }
@@ -252,7 +258,7 @@ struct RequestRecord {
     std::int64_t len = known_len;
     for (const StepShare& share : shares) len += share.tokens;
     len = std::min<std::int64_t>(len, max_len - 1);
-    return std::max(tokens_to_hold(), len + drafts);
+    return std::max(tokens_to_hold(), std::min(len + drafts, last_written()));
   }
   // The least position that a row still to be read has, of a step in flight or a later one.
   std::int64_t first_row() const {

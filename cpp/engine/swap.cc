@@ -33,7 +33,7 @@ bool RequestBook::swap_out(RequestRecord& request, std::int64_t final_len) {
   const int first = std::min(pages_.held_by_others(request.slot), static_cast<int>(blocks));
   const auto count = std::count_if(run.begin() + first, run.end(),
                                    [](std::int32_t page) { return page != PageTable::kNoPage; });
-  const int chunk = request.max_chunk > 0 ? request.max_chunk : config_.max_num_tokens;
+  const int chunk = request.text_chunk > 0 ? request.text_chunk : config_.max_num_tokens;
   const std::int64_t start = std::int64_t{first} * pages_.page_size();
   if (count == 0 || !swapping_pays(*cost_, config_.host_link, count, start, length, chunk)) {
     return false;
@@ -110,9 +110,9 @@ bool RequestBook::swap_in(RequestRecord& request) {
     recomputed_tokens_ += request.read_to - request.prefilled;
   }
   request.swapped.reset();
-  request.preempted = request.sits_out = false;
+  request.preempted = false;
   ++swapped_in_;
-  secure(request);
+  request.sits_out = !secure(request);
   return true;
 }
 
