@@ -243,6 +243,11 @@ class LLM:
 
         Raises RequestError, ConfigError for a template that does not exist.
         """
+        if not isinstance(messages, (list, tuple)):
+            raise RequestError(
+                f"messages = {show(messages)}: expected a list of turns, got "
+                f"{type(messages).__name__}; put a single turn into a list"
+            )
         several = bool(messages) and isinstance(messages[0], (list, tuple))
         conversations = messages if several else [messages]
         items = [
@@ -407,7 +412,9 @@ class LLM:
                 if not group.has_news:
                     continue
                 output = group.snapshot()
-                if output.finished or any(out.delta_token_ids for out in output.outputs):
+                if output.finished or any(
+                    out.delta_token_ids or out.delta_steps for out in output.outputs
+                ):
                     yield output
                 if output.finished:
                     return

@@ -285,6 +285,8 @@ def test_a_failing_call_ends_its_requests(target: Any, monkeypatch: pytest.Monke
     [
         ({"n": 2, "temperature": 1.0}, "SamplingParams.n = 2: not in an external loop"),
         ({"presence_penalty": 0.5}, "presence_penalty = 0.5: not in an external loop"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "each call would begin the form anew"),
+        ({"return_steps": True}, "return_steps = True: not in an external loop"),
         ({"frequency_penalty": 0.5}, "frequency_penalty = 0.5"),
         ({"external_draft": {"tokens": [1]}}, "external_draft"),
         ({"max_draft_len": 3}, "max_draft_len = 3"),

@@ -42,7 +42,9 @@ async def connection(
 
 
 def parts_of(answer: bytes) -> tuple[int, str]:
-    """(status, body) of a whole answer."""
+    """(status, body) of a whole answer. Raises ConnectionError if there is none."""
+    if not answer:  # a server that has stopped closes what waited to be accepted
+        raise ConnectionError("closed without an answer")
     head, _, body = answer.partition(b"\r\n\r\n")
     if b"transfer-encoding: chunked" in head.lower():
         body, rest = b"", body

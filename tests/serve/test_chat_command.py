@@ -106,7 +106,7 @@ def test_mistakes(
     tiny_path: Path, live: LiveServer, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     assert main(["chat", "x", "--url", live.url, "--model", str(tiny_path)]) == 2
-    assert "both given" in capsys.readouterr().err
+    assert "is an option of the server" in capsys.readouterr().err
     assert main(["chat", "x", "--url", "http://127.0.0.1:9"]) == 1
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert main(["chat", "x" * 600, "--url", live.url]) == 1

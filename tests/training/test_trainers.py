@@ -338,6 +338,7 @@ def test_what_cannot_be_trained_is_refused_before_collecting(target: Path, tmp_p
 def test_a_foreign_folder_is_not_overwritten(target: Path, cache_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "medusa").mkdir()
     (tmp_path / "medusa" / "thesis.txt").write_text("mine")
+    (tmp_path / "medusa" / "config.json").write_text("{}")  # as in a model's folder
     with pytest.raises(ConfigError, match="was not written by this command"):
         run("medusa", target, cache_dir, tmp_path)
     assert (tmp_path / "medusa" / "thesis.txt").read_text() == "mine"

@@ -105,8 +105,19 @@ def about_machine(device: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": _version_of("torch"),
-        "command": " ".join(["specdec", *sys.argv[1:]]),
+        "command": " ".join(["specdec", *_without_keys(sys.argv[1:])]),
     }
+
+
+def _without_keys(words: list[str]) -> list[str]:
+    """A command line as reports may show it."""
+    shown = list(words)
+    for i, word in enumerate(words):
+        if word.startswith("--api-key="):
+            shown[i] = "--api-key=..."
+        elif i > 0 and words[i - 1] == "--api-key":
+            shown[i] = "..."
+    return shown
 
 
 def about_engine(llm: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .common import SpecdecParser, add_llm_arguments, usage_error
+from .common import refuse_engine_options, usage_error
 from .prompts import read_prompts
 from .serve import DEFAULT_QUEUED, make_server_llm
 
@@ -81,7 +81,7 @@ def check(args: argparse.Namespace) -> None:
         check_int(f"--concurrency[{i}]", count, ConfigError, low=1, high=100_000)
     if args.url is not None:
         args.url = base_url(args.url)
-        _refuse_engine_options(args)
+        refuse_engine_options(args)
     args.compare = [url if url == PLAIN else base_url(url) for url in args.compare or ()]
     named = [args.url, *args.compare]
     for name in args.compare:
@@ -95,16 +95,6 @@ def check(args: argparse.Namespace) -> None:
     if args.num_prompts is not None and args.num_prompts < most:
         usage_error(args, f"--num-prompts {args.num_prompts} with --concurrency {most}: fewer "
                     "requests than are sent at a time; raise it")  # fmt: skip
-
-
-def _refuse_engine_options(args: argparse.Namespace) -> None:
-    parser = SpecdecParser()
-    add_llm_arguments(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if getattr(args, name) != default:
-            flag = "--" + name.replace("_", "-")
-            usage_error(args, f"{flag} is an option of the server that runs here without --url; "
-                        "leave it out, or start that server with it")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import SpecdecError
+from ..config.validate import check_float, check_int
+from ..errors import ConfigError, SpecdecError
 from ..extras import require
-from .common import add_llm_arguments, make_llm, usage_error, use_color
+from .common import add_llm_arguments, make_llm, refuse_engine_options, usage_error, use_color
 
 __all__ = ["add_arguments", "run"]
 
@@ -85,7 +86,7 @@ class _Local:
         text, ids = llm.prompts.read_chat(messages)
         room = llm.memory.max_seq_len - len(ids)
         params = SamplingParams(
-            max_tokens=max(1, min(args.max_tokens, room)),
+            max_tokens=min(args.max_tokens, max(1, room)),
             temperature=args.temperature,
             seed=args.seed,
             speculative_config=None if speculate else False,
@@ -284,8 +285,10 @@ def _lines() -> Iterator[str]:
 
 def run(args: argparse.Namespace) -> int:
     """0 when the question was answered or the conversation has ended."""
-    if args.url is not None and args.model is not None:
-        usage_error(args, "--url and --model are both given: the server has its own model")
+    check_int("--max-tokens", args.max_tokens, ConfigError, low=1)
+    check_float("--temperature", args.temperature, ConfigError, low=0.0)
+    if args.url is not None:
+        refuse_engine_options(args)
     if args.prompt_lookup_style == "v1":
         usage_error(args, "--prompt-lookup-style v1 is a loop of its own; a chat needs v2")
     source = _Local(args) if args.url is None else _Remote(args)

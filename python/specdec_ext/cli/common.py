@@ -30,6 +30,7 @@ __all__ = [
     "make_llm",
     "medusa_model",
     "normalize_argv",
+    "refuse_engine_options",
     "usage_error",
     "use_color",
 ]
@@ -244,6 +245,17 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "scheduler_config": scheduler,
     }
     return with_engine(args, kwargs, config)
+
+
+def refuse_engine_options(args: argparse.Namespace) -> None:
+    """--url was given: what add_llm_arguments() adds is for a model that runs here."""
+    parser = SpecdecParser()
+    add_llm_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if getattr(args, name) != default:
+            flag = "--" + name.replace("_", "-")
+            usage_error(args, f"{flag} is an option of the server that runs here without --url; "
+                        "leave it out, or start that server with it")  # fmt: skip
 
 
 def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..config.validate import check_int
 from ..errors import ConfigError
+from ..models.default import MODEL_NAME
 from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error
 
 __all__ = ["DEFAULT_QUEUED", "add_arguments", "make_server_llm", "run"]
@@ -114,14 +116,21 @@ def _keys(args: argparse.Namespace) -> list[str]:
                 f"--api-key-file {args.api_key_file} holds no key, so that everybody would be "
                 "served; write keys into it, one in a line, or leave the option out"
             )
-    keys += [key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip()]
-    return keys
+    named = os.environ.get(KEYS_VARIABLE, "")
+    found = [key.strip() for key in named.split(",") if key.strip()]
+    if named and not found:
+        raise ConfigError(
+            f"${KEYS_VARIABLE} holds no key, so that everybody would be served; write keys into "
+            "it, separated by commas, or unset it"
+        )
+    return keys + found
 
 
 def _settings(args: argparse.Namespace) -> Any:
     from ..serve.settings import ServerSettings
 
-    default = "SmolLM2-135M-Instruct" if args.model is None else Path(args.model).resolve().name
+    folder = args.engine_dir or args.model
+    default = MODEL_NAME if folder is None else Path(folder).resolve().name
     chosen = {
         name: getattr(args, name)
         for name in ("max_body_bytes", "request_seconds", "body_seconds", "send_seconds",
@@ -173,6 +182,14 @@ def run(args: argparse.Namespace) -> int:
     if args.replicas is not None and (args.uds or args.ssl_keyfile or args.ssl_certfile):
         usage_error(args, "--replicas listens on --host and --port alone; put --uds and TLS in a "
                     "proxy in front of it")  # fmt: skip
+    check_int("--port", args.port, ConfigError, low=0, high=65535)
+    for option, path in (("keyfile", args.ssl_keyfile), ("certfile", args.ssl_certfile)):
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"--ssl-{option} {path}: there is no such file")
+    if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
+        usage_error(args, "--ssl-keyfile and --ssl-certfile go together; give both, or none")
+    if args.uds is not None and not Path(args.uds).absolute().parent.is_dir():
+        raise ConfigError(f"--uds {args.uds}: there is no such folder; make it first")
     settings = _settings(args)
     try:
         from ..serve.app import create_app

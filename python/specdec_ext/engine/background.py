@@ -69,9 +69,16 @@ class BackgroundStepper:
             except BaseException as error:
                 logger.error("engine thread: %s", error, exc_info=error)
                 for state in states:
-                    self._engine.cancel(state)
-                    state.end("error", error=f"engine thread: {error}")
-                    state.notify()
+                    self._fail(state, f"engine thread: {error}")
+
+    def _fail(self, state: RequestState, message: str) -> None:
+        """End a request with an error, whatever else fails: the thread has others."""
+        try:
+            state.end("error", error=message)
+            self._engine.cancel(state)
+        except Exception as error:
+            logger.error("request %s: %s", state.request_id, error, exc_info=error)
+        state.notify()
 
 
 class _Wakes:
@@ -259,5 +266,5 @@ class Follower(Generic[Look]):
             if found.finished:
                 return found
             for one in found.outputs:  # a generator would take more calls
-                if one.delta_token_ids:
+                if one.delta_token_ids or one.delta_steps:
                     return found

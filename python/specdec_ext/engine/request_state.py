@@ -183,7 +183,11 @@ class RequestState:
             self._look()
             if self.finish_reason is None:
                 self._begin()
-                self._given.text.finish()
+                try:
+                    self._given.text.finish()
+                except Exception as failure:  # what was held back is lost, the request ends
+                    logger.error("text of request %s: %s", self.request_id, failure)
+                    self._begin()
                 self._commit(reason, None, error)
 
     def snapshot(self) -> RequestOutput:
@@ -283,10 +287,17 @@ class RequestState:
             return
         self._begin()
         stop = None
-        for _, out, step_start, now, logits in self._waiting:
-            stop = self._given.add(out, step_start, now, logits)
-            if stop is not None:  # what the step brought after it is dropped
-                break
+        try:
+            for _, out, step_start, now, logits in self._waiting:
+                stop = self._given.add(out, step_start, now, logits)
+                if stop is not None:  # what the step brought after it is dropped
+                    break
+        except Exception as error:  # the caller's tokenizer, say: this request's, and no other's
+            message = f"text of the answer failed: {type(error).__name__}: {error}"
+            logger.error("request %s: %s", self.request_id, message, exc_info=error)
+            self._begin()
+            self._commit("error", None, message)
+            return
         self._num_cached_tokens = out.num_cached_tokens
         if stop is not None:
             self._commit("stop", stop, None)

@@ -123,7 +123,7 @@ def check_once(path: Path, what: str, check: Callable[[], None]) -> None:
 def _remembered(path: Path, what: str, find: Callable[[], Any]) -> Any:
     name = hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:24]
     record = cache_root() / what / f"{name}.json"
-    stamps = file_stamps(path)
+    stamps = file_stamps(path.resolve())  # of a link, what it leads to
     with suppress(OSError, ValueError, AttributeError, KeyError):
         entry = json.loads(record.read_text())
         if entry.items() >= stamps.items():

@@ -207,6 +207,8 @@ def _refuse(params: SamplingParams) -> None:
         ("prediction", None, "the loop brings the drafts"),
         ("acceptance", "exact_match", "the loop chooses it"),
         ("prompt_logprobs", None, "ask for them in a call of their own"),
+        ("structured_outputs", None, "each call would begin the form anew"),
+        ("return_steps", False, "the loop's calls are steps of their own"),
     ):
         if getattr(params, name) != off:
             raise UnsupportedRequestError(

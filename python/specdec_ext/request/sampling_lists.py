@@ -96,7 +96,8 @@ def check_logit_bias(raw: object) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in raw.items():
         # JSON has only string keys, so "42" is the id 42.
-        token: object = int(key) if isinstance(key, str) and key.isdecimal() else key
+        is_id = isinstance(key, str) and key.isdecimal() and len(key) <= 18
+        token: object = int(key) if is_id else key
         token_id = check_int(
             "SamplingParams.logit_bias key", token, RequestError, low=0, high=MAX_TOKEN_ID
         )

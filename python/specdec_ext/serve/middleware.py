@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ApiError, error_response
+from .errors import ApiError, api_error, error_response
 from .keys import ApiKeys
 from .settings import ServerSettings
 
@@ -58,6 +58,10 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, sending)
+        except Exception as error:
+            if status:  # the answer has begun; the connection ends
+                raise
+            await error_response(api_error(error))(scope, receive, sending)
         finally:
             client = scope.get("client")
             line = {

@@ -50,6 +50,8 @@ class ServerSettings:
         if not self.served_model_names:
             raise ConfigError(f"{where}served_model_names is empty: requests need a name to use")
         for name in ("served_model_names", "api_keys", "cors_origins"):
+            if isinstance(getattr(self, name), str):
+                raise ConfigError(f"{where}{name} is one text: give a list of them")
             for i, text in enumerate(getattr(self, name)):
                 check_str(f"{where}{name}[{i}]", text, ConfigError, max_len=512)
         for i, key in enumerate(self.api_keys):

@@ -57,15 +57,20 @@ def environment() -> Any:
 def allow_seconds(seconds: int) -> None:
     """Processor time from now on, rounded up; the system ends a process that takes more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + seconds + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    limit_to(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds + 1)
+
+
+def limit_to(what: int, most: int) -> None:
+    """The soft limit, within the hard one, which only a privileged process may raise."""
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main() -> None:
     sys.path[:] = json.loads(sys.argv[1])
     jinja = environment()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    limit_to(resource.RLIMIT_AS, MAX_BYTES)
     templates: dict[str, Any] = {}
     for line in sys.stdin:
         request = json.loads(line)

@@ -22,6 +22,7 @@ from ..models.native_config import NotNativeError, native_shape
 from ..models.place import CPU, resolve_device
 from ..text.tokenizer import eos_token_ids, load_tokenizer
 from .cache import CacheReader, CacheWriter, fingerprint
+from .card import CARD_JSON
 from .collect import Collector, collect, shard_keys
 from .data import TRAINED_PROMPT, TrainingData
 from .estimate import Estimate, Machine, Work, estimate_run, measure_machine
@@ -263,10 +264,10 @@ def _work(prepared: _Prepared, todo: list[Task], ranks: Ranks) -> Work:
 
 
 def _check_output(output: Path) -> None:
-    """An existing folder is only replaced if an earlier run wrote it."""
+    """An existing folder is only replaced if an earlier run wrote it: a model's is not."""
     if not output.exists():
         return
-    if not output.is_dir() or (any(output.iterdir()) and not (output / "config.json").is_file()):
+    if not output.is_dir() or (any(output.iterdir()) and not (output / CARD_JSON).is_file()):
         raise ConfigError(
             f"output = {str(output)!r}: exists and was not written by this command; give another "
             "folder"

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/cpu/decoder/head_screen.h"
 #include "backend/cpu/decoder/row_ops.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "backend/cpu/linear/stacked_linear.h"
@@ -249,6 +250,7 @@ class LlamaDecoder {
   void gather_and_norm(const StepView& step, Range rows, float* hidden);
   void run_head_scores(const StepView& step, float* logits);
   void run_head_best(const StepView& step, RowBest* best);
+  bool find_best_by_screen(const InputRows& x, RowBest* best);
   void softcap_logits(float* logits, std::int64_t n) const;
   Exchange exchange_of(int part);
   void run_whole_part(const StepView& step, int part);
@@ -263,6 +265,8 @@ class LlamaDecoder {
   std::vector<float> final_norm_;
   std::unique_ptr<PackedLinear> head_;
   std::unique_ptr<PackedLinear> other_head_;  // rank 0 of several: the rows behind its own
+  std::unique_ptr<HeadScreen> screen_;        // of head_, once a greedy step has had use for it
+  bool has_screen_ = true;                    // false: there was no memory for it
   std::unique_ptr<PackedLinear> table_;       // the embeddings, where they are not the head
   const RowOps& ops_;
   KvCacheView cache_;

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 #include "backend/cpu/attention/cpu_attention.h"
 #include "backend/cpu/decoder/decoder_parts.h"
@@ -25,18 +27,34 @@ void LlamaDecoder::softcap_logits(float* logits, std::int64_t n) const {
   });
 }
 
+// The screen is made when it is first of use: sampled steps need all scores and never ask for it.
+bool LlamaDecoder::find_best_by_screen(const InputRows& x, RowBest* best) {
+  if (!has_screen_ || !HeadScreen::serves(*head_)) return false;
+  if (screen_ == nullptr) {
+    try {
+      screen_ = std::make_unique<HeadScreen>(*head_);
+    } catch (const std::bad_alloc&) {  // a copy is no more than faster
+      has_screen_ = false;
+      return false;
+    }
+  }
+  return screen_->find(x, best);
+}
+
 void LlamaDecoder::run_head_best(const StepView& step, RowBest* best) {
   const std::int64_t rows = step.num_logit_rows, vocab = scores_.count;
   const InputRows input = input_rows(rows, form_of(*head_, rows));
   const auto first_id = static_cast<std::int32_t>(scores_.begin);
   if (config_.final_softcap == 0.0f) {
-    const int parts = head_->num_parts(rows);
-    const auto needed = static_cast<std::size_t>(parts * rows);
-    if (best_.size() < needed) best_.resize(needed);
-    ThreadPool::global().run(parts, [&](int part, int) {
-      head_->argmax_part(input, best_.data() + part * rows, part, parts);
-    });
-    merge_best(best_.data(), parts, rows, best);
+    if (!find_best_by_screen(input, best)) {
+      const int parts = head_->num_parts(rows);
+      const auto needed = static_cast<std::size_t>(parts * rows);
+      if (best_.size() < needed) best_.resize(needed);
+      ThreadPool::global().run(parts, [&](int part, int) {
+        head_->argmax_part(input, best_.data() + part * rows, part, parts);
+      });
+      merge_best(best_.data(), parts, rows, best);
+    }
     for (std::int64_t i = 0; i < rows; ++i) best[i].index += best[i].index >= 0 ? first_id : 0;
     return;
   }

@@ -189,6 +189,7 @@ void LlamaDecoder::pack_head(const WeightView& weight) {
     some.view.shape[0] = end - begin;
     return std::make_unique<PackedLinear>(std::vector<WeightView>{some});
   };
+  screen_.reset();
   head_ = part(0, scores_.count);
   if (rows > scores_.count) other_head_ = part(scores_.count, rows);
 }
@@ -379,7 +380,7 @@ std::size_t LlamaDecoder::buffer_bytes() const {
   const std::size_t floats = residual_.size() + qkv_.size() + attention_.size() + sum_.size() +
                              gated_.size() + head_scores_.size();
   return floats * sizeof(float) + input_.size() + act_.size() + attention_scratch_.size() +
-         best_.size() * sizeof(RowBest);
+         best_.size() * sizeof(RowBest) + (screen_ ? screen_->bytes() : 0);
 }
 
 }  // namespace specdec::cpu

@@ -170,6 +170,7 @@ void LlamaDecoder::set_packs(const std::vector<PackedPiece>& given) {
                     weight_type_name(layer.up->type()), ": they read the same input");
   }
   final_norm_ = pieces.floats("norm", c.hidden_size);
+  screen_.reset();
   head_ = pieces.linear("head", scores_.count, c.hidden_size);
   if (is_first && c.head_size > scores_.count) {
     other_head_ = pieces.linear("other_head", c.head_size - scores_.count, c.hidden_size);

@@ -103,11 +103,18 @@ def text_of(content: str | list[TextPart] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for i, part in enumerate(content):
-        if part.type not in TEXT_PARTS or part.text is None:
+        if part.type not in TEXT_PARTS:
             raise ApiError(
-                400, f"{where}[{i}]: only parts of type 'text' with a text are supported, got "
+                400, f"{where}[{i}]: only parts of type 'text' are supported, got "
                 f"{show(part.type)}", param=where,
             )  # fmt: skip
+        if part.text is None:
+            raise ApiError(400, f"{where}[{i}] has no text", param=where)
+        for other in ("image_url", "input_audio", "file"):
+            if getattr(part, other) is not None:
+                raise ApiError(
+                    400, f"{where}[{i}].{other}: only text is supported; leave it out", param=where
+                )
     return "".join(part.text or "" for part in content)
 
 
@@ -119,7 +126,7 @@ def _calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
         try:
             arguments = json.loads(function["arguments"])  # type: ignore[index]
             calls.append({"name": function["name"], "arguments": arguments})  # type: ignore[index]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise ApiError(
                 400, f"{where}.tool_calls: expected functions with name and arguments", param=where
             ) from None
@@ -145,6 +152,8 @@ def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[
                 param=f"{where}.refusal",
             )  # fmt: skip
         role = "system" if message.role == "developer" else message.role
+        if role == "user" and message.content in (None, []):
+            raise ApiError(400, f"{where}.content: a user's turn needs a text", param=where)
         content = text_of(message.content, f"{where}.content")
         turn: dict[str, Any] = {"role": role, "content": content}
         calls = _calls(message.tool_calls, where) if message.tool_calls else []

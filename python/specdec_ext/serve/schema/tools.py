@@ -47,7 +47,10 @@ class ToolCalls:
     ) -> None:
         """written  the model's own format: the answer may have a call in it, with `several` more
         than one. None: it is a call."""
-        schema = _schema(functions)
+        try:
+            schema = _schema(functions)
+        except RecursionError:
+            raise ApiError(400, "tools: parameters are nested too deep", param="tools") from None
         self._is_free = written is not None
         self.listed: list[Any] | None = None
         self.instruction: str | None = None

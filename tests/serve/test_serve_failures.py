@@ -1,0 +1,141 @@
+"""What goes wrong inside a request: one clear answer, one line in the log; others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from servers import make_app, make_llm
+
+from specdec_ext import LLM, SamplingParams
+from specdec_ext.errors import EngineError
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class BadId:
+    """A slow tokenizer: it knows no id 7, and says so when it is asked for the text."""
+
+    unk_token_id = chat_template = None
+    name_or_path = "slow"
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.eos_token_id = inner.eos_token_id
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+        return self._inner(text, add_special_tokens=add_special_tokens)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+
+    def get_vocab(self) -> Any:
+        return self._inner.get_vocab()
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        if 7 in ids:
+            raise IndexError("piece id is out of range")
+        return str(self._inner.decode(ids))
+
+
+def test_a_tokenizer_that_fails_ends_one_request(tiny_path: Path) -> None:
+    with make_llm(tiny_path) as llm:
+        tokenizer = BadId(llm.tokenizer)
+        with LLM(tiny_path, tokenizer=tokenizer, speculative_config=None) as other:
+
+            async def ask() -> list[Any]:
+                good = SamplingParams(max_tokens=60, ignore_eos=True, allowed_token_ids=[1, 2, 3])
+                bad = SamplingParams(max_tokens=5, allowed_token_ids=[7])
+                return list(
+                    await asyncio.gather(
+                        *(other.generate_async("hello", p) for p in (good, bad, good))
+                    )
+                )
+
+            first, failed, last = (output.outputs[0] for output in asyncio.run(ask()))
+            assert failed.finish_reason == "error"
+            assert "piece id is out of range" in (failed.error or "")
+            assert first.finish_reason == last.finish_reason == "length"
+            assert other.generate("hello", SamplingParams(max_tokens=2))[0].finished
+            assert other.engine.num_unfinished == 0
+
+
+def test_an_engine_that_fails_is_no_cancellation(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make_llm(tiny_path) as llm:
+
+        def broken() -> bool:
+            raise EngineError("the device is gone")
+
+        monkeypatch.setattr(llm.engine, "step", broken)
+
+        async def ask() -> Any:
+            return await llm.generate_async("hello", SamplingParams(max_tokens=4))
+
+        (output,) = asyncio.run(ask()).outputs
+        assert output.finish_reason == "error" and "the device is gone" in output.error
+
+
+def test_an_unexpected_error_has_a_line_and_an_id(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_llm(tiny_path) as llm:
+        app = make_app(llm)
+
+        def broken(*_: Any) -> Any:
+            raise RuntimeError("never seen before")
+
+        monkeypatch.setattr(app.state.serving.bridge, "in_thread", broken)
+        logger = logging.getLogger("specdec_ext.access")
+        monkeypatch.setattr(logger, "propagate", True)
+        with caplog.at_level(logging.INFO, logger.name):
+            client = TestClient(app, raise_server_exceptions=False)
+            answer = client.post("/tokenize", json={"prompt": "hello"})
+        assert answer.status_code == 500 and answer.headers["x-request-id"]
+        assert "never seen before" not in answer.text
+        lines = [json.loads(r.message) for r in caplog.records if r.name == logger.name]
+        assert [line["status"] for line in lines] == [500]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+TURN = {"role": "user", "content": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        (CHAT, {"messages": [TURN, {
+            "role": "assistant", "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}],
+        }]}, "tool_calls"),
+        (CHAT, {"messages": [TURN], "tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": nested(900)}},
+        ]}, "nested too deep"),
+        (CHAT, {"messages": [{"role": "user"}]}, "a user's turn needs a text"),
+        (CHAT, {"messages": [{"role": "user", "content": []}]}, "a user's turn needs a text"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "has no text"),
+        (CHAT, {"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "a", "image_url": {"url": "b"}},
+        ]}]}, "image_url"),
+    ],
+)  # fmt: skip
+def test_bad_fields_are_the_callers(
+    tiny_path: Path, path: str, body: dict[str, Any], said: str
+) -> None:
+    with make_llm(tiny_path) as llm:
+        client = TestClient(make_app(llm), raise_server_exceptions=False)
+        answer = client.post(path, json={"max_tokens": 2, **body})
+        assert answer.status_code == 400 and said in answer.json()["error"]["message"]
