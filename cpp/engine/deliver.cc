@@ -251,7 +251,7 @@ std::vector<StepOutput> Executor::deliver(const float* scores, const HostWords& 
       const std::ptrdiff_t at = std::ptrdiff_t{first_row} * config_.vocab_size;
       choose_place(place, share, first_row, raw + at, scores + at, words, &result);
     }
-    // Of who was cancelled before commit() took the step that the host ran, there is no result.
+    // Who was cancelled before commit() took the step that the host ran has no result.
     const bool dropped = late && host_ != nullptr;
     const bool decided = place.decides && (request.by_host || dropped || result.num_tokens > 0 ||
                                            result.bad_row != 0);

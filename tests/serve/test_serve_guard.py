@@ -80,7 +80,8 @@ def test_salts() -> None:
     [
         {"served_model_names": []}, {"served_model_names": "tiny"}, {"api_keys": ["short"]},
         {"api_keys": ["with\nline-end"]}, {"max_body_bytes": 1}, {"request_seconds": 0},
-        {"drain_seconds": -1}, {"default_temperature": float("nan")}, {"per_request_metrics": "some"},
+        {"drain_seconds": -1}, {"default_temperature": float("nan")},
+        {"per_request_metrics": "some"},
     ],
 )  # fmt: skip
 def test_settings_are_checked(values: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ void HeadScreen::round_row(const InputRows& x, std::int64_t row) {
   sizes_[row] = {rounded_up(size), rounded_up(rest + rounding(k) * (size + rest))};
 }
 
-// Of every panel what its best column may reach at most; of every part what one of its columns
+// What the best column of every panel may reach at most, and what some column of every part
 // reaches for certain.
 void HeadScreen::screen(std::int64_t rows, int parts) {
   const std::int64_t row_bytes =

@@ -65,7 +65,7 @@ class HeadScreen {
   // Passes that go by before the next try, and how many it will be if that fails, too.
   int pause_ = 0, next_pause_ = 1;
   std::int64_t tries_ = 0;
-  // Of one call.
+  // What one call works with.
   std::vector<QuantBlock> rounded_;  // [rows, k / 16]
   std::vector<RowSize> sizes_;       // [rows]
   std::vector<float> most_;          // [rows, panels]
