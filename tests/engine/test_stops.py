@@ -280,7 +280,7 @@ def test_logprobs(method: str, top: int) -> None:
         ({"eos_token_ids": [40]}, "eos_token_ids"),
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"logit_bias": {40: 1.0}}, "logit_bias"),
-        ({"logit_bias": {4: float("nan")}}, "NaN"),
+        ({"logit_bias": {4: float("nan")}}, "is nan: give a number"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [1, 99]}, "allowed_token_ids"),
         ({"bad_words": [[]]}, "bad_words"),
