@@ -258,7 +258,8 @@ class LLM:
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
-        """Iterate over snapshots of one request, one per step that delivered tokens.
+        """Iterate over snapshots of one request, one per step that delivered tokens, or
+        with `return_steps` one per step.
 
         `outputs[0].delta_text` and `.delta_segments` hold what is new; the last snapshot has the
         metrics. Closing the iterator cancels the request. Raises RequestError at the call, before

@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 from servers import make_app, make_llm
 
 from specdec_ext import LLM, SamplingParams
-from specdec_ext.errors import EngineError
+from specdec_ext.errors import EngineError, RequestError
+from specdec_ext.text import chat_worker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -139,3 +140,27 @@ def test_bad_fields_are_the_callers(
         client = TestClient(make_app(llm), raise_server_exceptions=False)
         answer = client.post(path, json={"max_tokens": 2, **body})
         assert answer.status_code == 400 and said in answer.json()["error"]["message"]
+
+
+def test_a_stream_of_steps_lacks_none(tiny_path: Path) -> None:
+    with make_llm(tiny_path, max_num_tokens=16, max_batch_size=4) as llm:
+        params = SamplingParams(max_tokens=8, ignore_eos=True, return_steps=True)
+        seen, last = [], None
+        for last in llm.stream("a prompt of several chunks, " * 6, params):
+            seen += last.outputs[0].delta_steps
+        assert last is not None and seen == last.outputs[0].steps
+        assert sum(step.is_prefill for step in seen) > 2  # those that bring no token
+
+
+def test_one_turn_is_no_conversation(tiny_path: Path) -> None:
+    with make_llm(tiny_path) as llm, pytest.raises(RequestError, match="put a single turn into"):
+        llm.chat({"role": "user", "content": "hello"})  # type: ignore[arg-type]
+
+
+def test_the_template_worker_keeps_to_a_hard_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(chat_worker.resource, "getrlimit", lambda _: (100, 1000))
+    monkeypatch.setattr(chat_worker.resource, "setrlimit", lambda *given: asked.append(given))
+    chat_worker.limit_to(7, 500)
+    chat_worker.limit_to(7, 5000)
+    assert asked == [(7, (500, 1000)), (7, (1000, 1000))]

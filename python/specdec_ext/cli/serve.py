@@ -11,7 +11,6 @@ from typing import Any
 
 from ..config.validate import check_int
 from ..errors import ConfigError
-from ..models.default import MODEL_NAME
 from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error
 
 __all__ = ["DEFAULT_QUEUED", "add_arguments", "make_server_llm", "run"]
@@ -127,10 +126,8 @@ def _keys(args: argparse.Namespace) -> list[str]:
 
 
 def _settings(args: argparse.Namespace) -> Any:
-    from ..serve.settings import ServerSettings
+    from ..serve.settings import ServerSettings, name_of_model
 
-    folder = args.engine_dir or args.model
-    default = MODEL_NAME if folder is None else Path(folder).resolve().name
     chosen = {
         name: getattr(args, name)
         for name in ("max_body_bytes", "request_seconds", "body_seconds", "send_seconds",
@@ -138,7 +135,7 @@ def _settings(args: argparse.Namespace) -> Any:
         if getattr(args, name) is not None
     }  # fmt: skip
     return ServerSettings(
-        served_model_names=args.served_model_name or [default],
+        served_model_names=args.served_model_name or [name_of_model(args.engine_dir or args.model)],
         api_keys=_keys(args),
         default_temperature=args.default_temperature,
         cors_origins=args.cors_origin or [],

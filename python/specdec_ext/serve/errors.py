@@ -178,4 +178,3 @@ def install_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, on_api_error)
     app.add_exception_handler(RequestValidationError, on_validation)
     app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(Exception, on_api_error)

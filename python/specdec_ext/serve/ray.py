@@ -14,7 +14,6 @@ import dataclasses
 import os
 from collections.abc import AsyncIterator, Mapping
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -33,9 +32,9 @@ from ..llm import LLM
 from ..log import logger
 from .app import create_app
 from .forward import make_ingress, replay
-from .settings import ServerSettings
+from .settings import ServerSettings, name_of_model
 
-__all__ = ["ReplicaOptions", "app", "make_app", "model_name"]
+__all__ = ["ReplicaOptions", "app", "make_app"]
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 LAST_WORDS_SECONDS = 5.0
@@ -210,14 +209,10 @@ def app(arguments: Mapping[str, Any]) -> Application:
         if name not in fields:
             raise unknown_key("specdec_ext.serve.ray:app", name, fields, ConfigError)
         parts[fields[name]][name] = read_text(value) if isinstance(value, str) else value
-    names = parts["settings"].setdefault("served_model_names", [model_name(parts["llm"])])
+    names = parts["settings"].setdefault(
+        "served_model_names", [name_of_model(parts["llm"].get("model"))]
+    )
     parts["settings"]["served_model_names"] = [names] if isinstance(names, str) else names
     return make_app(
         parts["llm"], ServerSettings(**parts["settings"]), ReplicaOptions(**parts["options"])
     )
-
-
-def model_name(arguments: Mapping[str, Any]) -> str:
-    """What requests call the model where nothing else is said."""
-    model = arguments.get("model")
-    return "SmolLM2-135M-Instruct" if model is None else Path(str(model)).resolve().name

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..config.validate import check_bool, check_choice, check_float, check_int, check_str
 from ..errors import ConfigError
+from ..models.default import MODEL_NAME
 
-__all__ = ["PER_REQUEST_METRICS", "ServerSettings"]
+__all__ = ["PER_REQUEST_METRICS", "ServerSettings", "name_of_model"]
 
 PER_REQUEST_METRICS = ("none", "summary", "detailed")
 MIN_KEY_CHARS = 8
 DAY = 86400.0
+
+
+def name_of_model(model: str | Path | None) -> str:
+    """What requests call a model, LLM's argument, where nothing else is said."""
+    return MODEL_NAME if model is None else Path(model).resolve().name
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ constexpr int kZero = quant_format(kCopy).zero();
 constexpr float kMostHalf = 65504.0f;
 // Smaller heads are read in no time.
 constexpr std::int64_t kLeastColumns = 4096;
-// Tiles multiply more rows of bf16 while they read them than the copy's kernel rows of 8 bits.
+// Tiles multiply many rows of bf16 faster than the copy's kernel those of 8 bits: as fast from 16
+// on (Xeon with tiles, benchmarks/results/linear_rows-cpu2-2026-11-27-2fa534b.md).
 constexpr std::int64_t kMostRowsBesideTiles = 12;
 // Numbers up to this keep every sum finite, and what is lost of them below the normal range is far
 // less than kTiny.
@@ -186,6 +187,8 @@ bool HeadScreen::collect(std::int64_t rows, int parts) {
   const auto saved =
       static_cast<std::int64_t>(head_.bytes()) - static_cast<std::int64_t>(copy_->bytes());
   const std::int64_t limit = saved * panels_ / (2 * static_cast<std::int64_t>(head_.bytes()));
+  std::int64_t read = 0;
+  is_left_.assign(static_cast<std::size_t>(panels_), false);
   for (std::int64_t row = 0; row < rows; ++row) {
     float certain = -std::numeric_limits<float>::infinity();
     for (int part = 0; part < parts; ++part) {
@@ -194,7 +197,8 @@ bool HeadScreen::collect(std::int64_t rows, int parts) {
     const float* most = most_.data() + row * panels_;
     for (std::int64_t panel = 0; panel < panels_; ++panel) {
       if (most[panel] < certain) continue;
-      if (static_cast<std::int64_t>(left_.size()) == limit) return false;
+      if (!is_left_[panel] && ++read > limit) return false;
+      is_left_[panel] = true;  // several rows share its reading
       left_.push_back({static_cast<std::int32_t>(row), static_cast<std::int32_t>(panel)});
     }
   }

@@ -71,6 +71,7 @@ class HeadScreen {
   std::vector<float> most_;          // [rows, panels]
   std::vector<float> certain_;       // [parts, rows]
   std::vector<Left> left_;           // row by row, panels ascending
+  std::vector<bool> is_left_;        // [panels] of any row
   std::vector<RowBest> found_;       // [left_]
 };
 
