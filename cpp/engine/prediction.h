@@ -5,8 +5,12 @@
 // several places the first one from the cursor on, else the first of all. From kMinResync tokens on
 // the cursor is set there. A shorter suffix makes a guess, for this step alone: the cursor stays
 // where it was lost, so that the next search begins there.
+//
+// What the output had in the place of the prediction's tokens in between is remembered as an edit,
+// and expected wherever those tokens come again: who renames a variable renames it everywhere.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -22,26 +26,46 @@ class Prediction {
  public:
   static constexpr int kMinResync = 3;
   static constexpr int kMaxResync = 32;  // a longer suffix says nothing new
+  static constexpr int kMaxEdit = 8;     // tokens of an edit; more are not written again
+  static constexpr int kMaxEdits = 16;   // the latest ones
 
-  explicit Prediction(std::vector<TokenId> tokens) : tokens_(std::move(tokens)) {}
+  explicit Prediction(std::vector<TokenId> tokens);
 
   // The next `count` tokens were decided; `output`: all of them, those included.
   void advance(std::span<const TokenId> output, int count);
-  // What comes next, if the output goes on as predicted; empty: nothing is known. With `guesses`
-  // also where fewer than kMinResync tokens agree: worth a look where chances are weighed.
+  // What comes next, up to kKnownDrafts tokens, if the output goes on as predicted and as it was
+  // edited so far; empty: nothing is known. With `guesses` also where fewer than kMinResync tokens
+  // agree: worth a look where chances are weighed.
   std::span<const TokenId> following(bool guesses) const {
     if (lost_ && !(guesses && run_ > 0)) return {};
-    return std::span<const TokenId>(tokens_).subspan(lost_ ? guess_ : cursor_);
+    return next_;
   }
   // Tokens in a row that were as predicted, or that the place was found by.
   int run() const { return run_; }
 
  private:
+  // `before`, tokens of the prediction, became `after` in the output; neither is empty.
+  struct Edit {
+    std::vector<TokenId> before, after;
+    int trust;  // 1 when learnt; it is expected as long as this is positive
+  };
+  static constexpr int kMaxTrust = 3;
+  static constexpr int kNone = -1;
+
+  bool follows(TokenId token);
   void find(std::span<const TokenId> output);
+  void learn(std::span<const TokenId> output, std::size_t found, std::int64_t equal);
+  int edit_at(std::size_t place) const;
+  void fill_next();
 
   std::vector<TokenId> tokens_;
-  std::size_t cursor_ = 0;  // behind the last token that was as predicted
-  std::size_t guess_ = 0;   // lost, run_ > 0: where the output may stand
+  std::vector<TokenId> next_;
+  std::vector<Edit> edits_;
+  int edit_ = kNone;  // the output is inside of what it became: `written_` tokens of that are there
+  std::size_t written_ = 0;
+  std::size_t cursor_ = 0;   // behind the last token that was as predicted
+  std::size_t lost_at_ = 0;  // lost: the output's first token that was not
+  std::size_t guess_ = 0;    // lost, run_ > 0: where the output may stand
   int run_ = 0;
   bool lost_ = false;
 };

@@ -71,6 +71,7 @@ def run(
     arrivals: Sequence[int] | None = None,
     times: Any = None,
     predictions: Callable[[list[int]], list[int]] | None = None,
+    outputs: Sequence[list[int]] | None = None,
 ) -> Schedule:
     """Decodes prompts of these lengths together.
 
@@ -81,12 +82,15 @@ def run(
     arrivals    the step before which each prompt comes; None: all at once
     times       a StepTimes that has seen other schedules; None: one that begins with a guess
     predictions what each request's output is said to be, made of what it will be; None: nothing
+    outputs     the texts behind the prompts; None: text_of() goes on
     """
     count = len(prompts)
     tokens = [max_tokens] * count if isinstance(max_tokens, int) else list(max_tokens)
     texts = [
         text_of(seed, prompts[seed] + tokens[seed] + 1, repeats=repeats) for seed in range(count)
     ]
+    for text, prompt, output in zip(texts, prompts, outputs or (), strict=False):
+        text[prompt : prompt + len(output)] = output
     longest = max(p + n for p, n in zip(prompts, tokens, strict=True))
     pages = torch.zeros(1, count * (longest // PAGE + 6), 1, PAGE, 8)
     executor = _core.Executor(
@@ -99,10 +103,10 @@ def run(
     executor.set_step_cost(*times.cost.columns)
     starts = [0] * count if arrivals is None else arrivals
     owner: dict[int, int] = {}
-    outputs: list[list[int]] = [[] for _ in texts]
+    written: list[list[int]] = [[] for _ in texts]
     now = decode = read = 0.0
     steps = rows = 0
-    while any(len(out) < n for out, n in zip(outputs, tokens, strict=True)):
+    while any(len(out) < n for out, n in zip(written, tokens, strict=True)):
         for i in range(count):
             if starts[i] == steps:
                 output = texts[i][prompts[i] : prompts[i] + tokens[i]]
@@ -130,7 +134,7 @@ def run(
             texts[owner[texts_of_rows[r]]][positions[r] + 1] for r in plan.logit_rows.tolist()
         ]
         for out in executor.commit(plan, torch.tensor(chosen, dtype=torch.int32)):
-            outputs[owner[out.request_id]] += out.tokens
-    for text, got, prompt, n in zip(texts, outputs, prompts, tokens, strict=True):
+            written[owner[out.request_id]] += out.tokens
+    for text, got, prompt, n in zip(texts, written, prompts, tokens, strict=True):
         assert got == text[prompt : prompt + n]
-    return Schedule(now, decode, steps, rows, read, tuple(map(tuple, outputs)))
+    return Schedule(now, decode, steps, rows, read, tuple(map(tuple, written)))

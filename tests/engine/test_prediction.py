@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from driver import STEP_COST, Job, hash_engine
 from stream_driver import stream_hash_engine
 from table_target import assert_law, joint_law, sample_joint
@@ -28,24 +29,28 @@ DRAFTS = 16
 
 
 def edited(rng: random.Random, text: list[int], vocab: int) -> list[int]:
-    """The text with a few tokens replaced, left out and put in."""
+    """The text with a few tokens replaced, left out and put in, or wherever they stand."""
     result = list(text)
     for _ in range(rng.randrange(4)):
         at = rng.randrange(len(result) + 1)
-        how = rng.randrange(3)
-        if how == 0:
+        how = rng.randrange(4)
+        if how == 3 and at < len(result):
+            name = [rng.randrange(vocab) for _ in range(rng.randrange(4))]
+            one = result[at]
+            result = [other for token in result for other in (name if token == one else [token])]
+        elif how == 0:
             result[at : at + rng.randrange(1, 9)] = []
         elif how == 1:
             result[at:at] = [rng.randrange(vocab) for _ in range(rng.randrange(1, 9))]
         else:
             result[at : at + 1] = [rng.randrange(vocab)]
-    return result or [0]
+    return result[:200] or [0]
 
 
 def test_drafts_are_those_behind_the_cursor() -> None:
     """Fixed lengths, plain engine: each step verifies what the definition says comes next."""
-    resynced = 0
-    for seed in range(30):
+    resynced = repeated = refuted = 0
+    for seed in range(40):
         rng = random.Random(seed)
         function = HashFunction(vocab=20, surprise=rng.choice([3, 8]), alphabet=4, seed=seed)
         prompt, count = [rng.randrange(20) for _ in range(rng.choice([1, 5, 30]))], 120
@@ -74,7 +79,50 @@ def test_drafts_are_those_behind_the_cursor() -> None:
                     resynced += was_lost and not cursor.lost
                     was_lost = cursor.lost
         assert known == text
-    assert resynced > 20
+        repeated, refuted = repeated + cursor.repeated, refuted + cursor.refuted
+    assert resynced > 20 and repeated > 20 and refuted > 5, (resynced, repeated, refuted)
+
+
+def inconsistently_renamed(rng: random.Random) -> tuple[list[int], list[int]]:
+    """An output behind a preamble, and a prediction with the same names in place of others, of
+    which two begin alike: who expects the one may have written a part of it."""
+    first, old = rng.randrange(40), [rng.randrange(40) for _ in range(rng.randrange(1, 3))]
+    new = [[first, *(rng.randrange(40) for _ in range(n))] for n in (1, 2, 3)]
+    output = [rng.randrange(40) for _ in range(rng.randrange(4))]
+    prediction: list[int] = []
+    at_first = [rng.randrange(40)]  # comes again: what stood in front of it may not
+    for _ in range(8):
+        between = at_first + [rng.randrange(40) for _ in range(rng.randrange(3, 9))]
+        output += between + new[min(rng.randrange(5), 2)]
+        prediction += between + old
+    return output, prediction
+
+
+def test_edits_that_are_made_in_several_ways() -> None:
+    """Scripted outputs: each step's drafts, of which some are left in the middle of an edit."""
+    repeated = refuted = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        output, prediction = inconsistently_renamed(rng)
+        pages = torch.zeros(1, 8, 1, 32, 8)
+        executor = _core.Executor(
+            pages, pages.clone(), vocab_size=40, max_batch_size=1, max_seq_len=200,
+            max_num_tokens=64, adaptive=False,
+        )  # fmt: skip
+        cursor, known = Cursor(prediction), 0
+        executor.submit([1], max_tokens=len(output), prediction=prediction)
+        while known < len(output):
+            plan = executor.plan()
+            drafts = cursor.following[: len(output) - known - 1]
+            assert plan.tokens.tolist()[1:] == drafts, (seed, known)
+            chosen = [output[i] for i in plan.positions.tolist()]
+            for out in executor.commit(plan, torch.tensor(chosen, dtype=torch.int32)):
+                assert out.tokens == output[known : known + len(out.tokens)]
+                known += len(out.tokens)
+                for token in out.tokens:
+                    cursor.take(token)
+        repeated, refuted = repeated + cursor.repeated, refuted + cursor.refuted
+    assert repeated > 300 and refuted > 300, (repeated, refuted)
 
 
 def test_adaptive_drafts_are_those_that_are_worth_it() -> None:

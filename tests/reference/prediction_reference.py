@@ -1,18 +1,21 @@
-"""The cursor in a predicted text and how many of its drafts are worth their rows, from their
-definitions. Shares nothing with the core."""
+"""The cursor in a predicted text, the edits that it learns, and how many of its drafts are worth
+their rows, from their definitions. Shares nothing with the core."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 RESYNC, LONGEST = 3, 32
+LONGEST_EDIT, MOST_EDITS, MOST_TRUST = 8, 16, 3
 
 
 class Cursor:
-    """`following` is what the prediction says comes next; [] where it says nothing.
+    """`following` is what the prediction says comes next, 16 tokens at most; [] where it says
+    nothing.
 
     `guessed` is the same, and where the cursor is lost what follows the longest match that is too
-    short to set it; `match` is how many tokens agree there.
+    short to set it; `match` is how many tokens agree there. `edits` are the tokens of the
+    prediction that became others, what they became, and the trust in that.
     """
 
     def __init__(self, prediction: list[int]) -> None:
@@ -22,23 +25,66 @@ class Cursor:
         self.guess = 0
         self.match = 0
         self.lost = False
+        self.left = 0  # lost: how long the output was when it was still as predicted
+        self.edits: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
+        self.inside: tuple[tuple[int, ...], int] | None = None  # an edit, tokens written of it
+        self.repeated = self.refuted = 0  # edits that came again, and that did not
 
     @property
     def following(self) -> list[int]:
-        return [] if self.lost else self.prediction[self.at :]
+        return [] if self.lost else self._ahead(self.at)
 
     @property
     def guessed(self) -> list[int]:
         if not self.lost:
             return self.following
-        return self.prediction[self.guess :] if self.match else []
+        return self._ahead(self.guess) if self.match else []
+
+    def _ahead(self, at: int) -> list[int]:
+        tokens: list[int] = []
+        if self.inside is not None:
+            before, written = self.inside
+            tokens, at = list(self.edits[before][0][written:]), at + len(before)
+        while at < len(self.prediction):
+            edit = self._edit_at(at)
+            tokens += self.edits[edit][0] if edit else self.prediction[at : at + 1]
+            at += len(edit) if edit else 1
+        return tokens[:16]
+
+    def _edit_at(self, at: int) -> tuple[int, ...]:
+        """The longest trusted edit of what stands there; (): none."""
+        fitting = [
+            before for before, (_, trust) in self.edits.items()
+            if trust > 0 and list(before) == self.prediction[at : at + len(before)]
+        ]  # fmt: skip
+        return max(fitting, key=len, default=())
+
+    def _trust(self, edit: tuple[int, ...], change: int) -> None:
+        after, trust = self.edits[edit]
+        self.edits[edit] = (after, min(trust + change, MOST_TRUST))
 
     def take(self, token: int) -> None:
         self.output.append(token)
-        if not self.lost and self.at < len(self.prediction) and self.prediction[self.at] == token:
-            self.at += 1
-            self.match += 1
-            return
+        if not self.lost:
+            edit, written = self.inside or (self._edit_at(self.at), 0)
+            was_inside, self.inside = self.inside is not None, None
+            if edit and self.edits[edit][0][written] == token:
+                self.match += 1
+                if written + 1 < len(self.edits[edit][0]):
+                    self.inside = (edit, written + 1)
+                else:
+                    self.at += len(edit)
+                    self._trust(edit, 1)
+                    self.repeated += 1
+                return
+            if edit:
+                self._trust(edit, -1)
+                self.refuted += 1
+            if not was_inside and self.prediction[self.at : self.at + 1] == [token]:
+                self.at += 1
+                self.match += 1
+                return
+            self.left = len(self.output) - 1 - written
         places = {end: self._agreement(end) for end in range(1, len(self.prediction) + 1)}
         self.match = max(places.values(), default=0)
         ends = [end for end, count in places.items() if count == self.match]
@@ -46,8 +92,26 @@ class Cursor:
         self.lost = self.match < RESYNC
         if self.lost:
             self.guess = place
-        else:
-            self.at = place
+            return
+        self._learn(place)
+        self.at = place
+
+    def _learn(self, place: int) -> None:
+        """Back in the prediction, behind `place` tokens of it: what came in between is an edit."""
+        agree = min(self.match, len(self.output) - self.left)
+        before = self.prediction[self.at : place - agree]
+        after = self.output[self.left : len(self.output) - agree]
+        if self.left == 0 or place - agree < self.at:
+            return
+        if not before or not after:  # then it is one of the token behind it, too
+            anchor = self.prediction[place - agree]
+            before, after = [*before, anchor], [*after, anchor]
+        if max(len(before), len(after)) > LONGEST_EDIT:
+            return
+        self.edits.pop(tuple(before), None)
+        if len(self.edits) == MOST_EDITS:
+            del self.edits[next(iter(self.edits))]
+        self.edits[tuple(before)] = (tuple(after), 1)
 
     def _agreement(self, end: int) -> int:
         """Tokens in front of `end` that are the last of the output, LONGEST at most."""
