@@ -120,8 +120,8 @@ void register_step_output(py::module_& m) {
           "Who proposed it, as indices of DRAFT_SOURCES; a draft may be of several.");
 
   // In the order of DraftSource.
-  m.attr("DRAFT_SOURCES") =
-      py::make_tuple("request", "prediction", "grammar", "suffix", "ngram", "model", "lookahead");
+  m.attr("DRAFT_SOURCES") = py::make_tuple("request", "prediction", "grammar", "suffix", "edits",
+                                           "ngram", "model", "lookahead");
   py::class_<StepOutput, OutputPtr>(
       m, "StepOutput",
       "What one step delivered to one request, or several steps (outputs_at_once): then counts are "

@@ -17,7 +17,7 @@ constexpr double kStartWeight = 4.0;
 // expected. Only the request itself shows how good its prediction is.
 double shared_weight(DraftSource source) {
   const bool of_request = source == DraftSource::kRequest || source == DraftSource::kPrediction ||
-                          source == DraftSource::kGrammar;
+                          source == DraftSource::kGrammar || source == DraftSource::kEdits;
   return of_request ? 4.0 : 12.0;
 }
 
@@ -43,7 +43,7 @@ double start_rate(DraftSource source, int match_len, int depth) {
   if (source == DraftSource::kGrammar) return 1.0;  // nothing else may follow
   if (source == DraftSource::kModel) return 1.0;    // it says itself how sure it is
   const int match = ChainRates::match_bucket(match_len);
-  if (source == DraftSource::kPrediction) {
+  if (source == DraftSource::kPrediction || source == DraftSource::kEdits) {
     // What the default model's answers to benchmarks/code_edit_cases.py showed.
     static constexpr double kPredicted[ChainRates::kMatchBuckets] = {0.35, 0.55, 0.60,
                                                                      0.75, 0.85, 0.94};

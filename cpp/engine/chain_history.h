@@ -26,11 +26,12 @@ enum class DraftSource : std::uint8_t {
   kPrediction,
   kGrammar,
   kSuffix,
+  kEdits,  // of the prompt, learnt from the output
   kLookup,
   kModel,
   kLookahead
 };
-inline constexpr std::size_t kNumDraftSources = 7;
+inline constexpr std::size_t kNumDraftSources = 8;
 // Names of drafts' sources, as bits of what a node of a tree was proposed by.
 using SourceBits = std::uint8_t;
 constexpr SourceBits bit_of(DraftSource source) {

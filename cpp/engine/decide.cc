@@ -135,10 +135,10 @@ void Executor::count_sources(RequestRecord& request, const SlotResult& result, S
     out.accepted_by.push_back(bits);
   }
   request.forced.clear();
-  if (!request.prediction) return;
-  const TokenId* output = request.host_slot->history() + request.prompt_len;
-  request.prediction->advance({output, static_cast<std::size_t>(slot->len - request.prompt_len)},
-                              result.num_tokens);
+  const std::span<const TokenId> output(request.host_slot->history() + request.prompt_len,
+                                        static_cast<std::size_t>(slot->len - request.prompt_len));
+  if (request.prediction) request.prediction->advance(output, result.num_tokens);
+  if (request.prompt_edits) request.prompt_edits->advance(output, result.num_tokens);
 }
 
 // The drafts of the request's method, beside others that were at hand as if it had drafted alone.

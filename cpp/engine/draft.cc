@@ -22,24 +22,31 @@ void Executor::look_up(RequestRecord& request, int most, int room) {
   request.offer.clear();
   const SlotMethod method = request.host_slot->method;
   if (most <= 0 || room <= 0) return;
-  if (request.predicts()) offer_prediction(request, std::min(most, room));
+  if (request.predicts()) {
+    offer_chain(request, *request.prediction, request.predicted(), DraftSource::kPrediction,
+                std::min({most, room, request.known_drafts}));
+  }
   if (!request.forced.empty()) offer_forced(request, std::min(most, room));
   if (method == SlotMethod::kNgram) offer_ngram(request, std::min(most, room));
   if (method == SlotMethod::kSuffix || request.suffix_memory) offer_suffix(request, most, room);
+  if (request.prompt_edits) {
+    offer_chain(request, *request.prompt_edits, request.prompt_edits->edited(), DraftSource::kEdits,
+                std::min(most, room));
+  }
   // Drafts of the method alone come in the order of their source, which fixed drafts keep.
   if (request.adaptive || request.knows_drafts()) request.offer.sort();
 }
 
-// A chain from the cursor in the text that the user predicts, or from where the output may be.
-void Executor::offer_prediction(RequestRecord& request, int most) {
-  const auto following = request.predicted();
-  const int length = std::min({most, request.known_drafts, static_cast<int>(following.size())});
+// A chain of what follows in a text that the output is expected to follow.
+void Executor::offer_chain(RequestRecord& request, const Prediction& text,
+                           std::span<const TokenId> following, DraftSource source, int most) {
+  const int length = std::min(most, static_cast<int>(following.size()));
   int node = DraftOffer::kGolden;
-  for (int i = 0; i < length; ++i) {
+  for (int i = 0; i < length && node >= 0; ++i) {  // negative: there is no room
     // A draft that is right makes the match a token longer. Nothing else is known of the next one.
-    const int match = std::min(request.prediction->run() + i, kMatchHorizon);
+    const int match = std::min(text.run() + i, kMatchHorizon);
     const DraftOffer::Estimate estimate{static_cast<std::int16_t>(match), 1, 1.0f};
-    node = request.offer.add(node, following[i], DraftSource::kPrediction, estimate,
+    node = request.offer.add(node, following[static_cast<std::size_t>(i)], source, estimate,
                              request.learnt(), request.shared_rates.get());
   }
 }

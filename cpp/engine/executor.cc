@@ -171,6 +171,12 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   r.chain =
       config_.method == DraftMethod::kNgram || (proposes_chains(config_) && !config_.with_suffix);
   r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.most_drafts() > 0;
+  // Who writes the prompt anew edits it; a prediction says better what.
+  const bool by_suffix = config_.method == DraftMethod::kSuffix || r.suffix_drafts() > 0;
+  if (r.adaptive && r.max_drafts > 0 && by_suffix && !r.prediction &&
+      (host_ != nullptr || by_host)) {
+    r.prompt_edits.emplace(r.text);
+  }
   if (r.adaptive && r.method_drafts > 0 && config_.method == DraftMethod::kLookahead) {
     r.arms.emplace(r.params.lookahead.value_or(config_.lookahead));
   }

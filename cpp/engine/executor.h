@@ -214,7 +214,8 @@ class Executor {
   // draft.cc
   void look_up(RequestRecord& request, int most, int room);
   void offer_ngram(RequestRecord& request, int most);
-  void offer_prediction(RequestRecord& request, int most);
+  void offer_chain(RequestRecord& request, const Prediction& text,
+                   std::span<const TokenId> following, DraftSource source, int most);
   void offer_forced(RequestRecord& request, int most);
   void keep_drafts(const RequestRecord& request, const SlotResult& result, StepOutput& out) const;
   void offer_suffix(RequestRecord& request, int most, int room);

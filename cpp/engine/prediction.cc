@@ -47,6 +47,19 @@ bool Prediction::follows(TokenId token) {
   return true;
 }
 
+// The first place of the token in [begin, end), else `end`. A stretch at a time without a branch
+// inside, which compilers make vectors of: a prompt may have many thousands of tokens.
+std::int64_t Prediction::next_place(TokenId token, std::int64_t begin, std::int64_t end) const {
+  constexpr std::int64_t kStretch = 64;
+  for (; begin + kStretch <= end; begin += kStretch) {
+    int any = 0;
+    for (std::int64_t i = 0; i < kStretch; ++i) any |= tokens_[begin + i] == token;
+    if (any != 0) break;
+  }
+  while (begin < end && tokens_[begin] != token) ++begin;
+  return begin;
+}
+
 // Places behind which nothing follows are found, too: there the output is where the prediction
 // ends.
 void Prediction::find(std::span<const TokenId> output) {
@@ -54,15 +67,16 @@ void Prediction::find(std::span<const TokenId> output) {
   const auto len = static_cast<std::int64_t>(output.size());
   std::int64_t longest = 0, best = -1;
   const auto from = static_cast<std::int64_t>(cursor_);
-  for (std::int64_t turn = 0; turn < size; ++turn) {
-    const std::int64_t last = (from + turn) % size;  // of the prediction's tokens
-    const std::int64_t most = std::min<std::int64_t>({last + 1, len, kMaxResync});
-    if (most <= longest || tokens_[last] != output[len - 1]) continue;
-    std::int64_t equal = 1;
-    while (equal < most && tokens_[last - equal] == output[len - 1 - equal]) ++equal;
-    if (equal <= longest) continue;
-    longest = equal;
-    best = last;
+  for (const auto& [begin, end] : {std::pair(from, size), std::pair(std::int64_t{0}, from)}) {
+    for (std::int64_t last = begin; (last = next_place(output[len - 1], last, end)) < end; ++last) {
+      const std::int64_t most = std::min<std::int64_t>({last + 1, len, kMaxResync});
+      if (most <= longest) continue;
+      std::int64_t equal = 1;
+      while (equal < most && tokens_[last - equal] == output[len - 1 - equal]) ++equal;
+      if (equal <= longest) continue;
+      longest = equal;
+      best = last;
+    }
   }
   run_ = static_cast<int>(longest);
   lost_ = longest < kMinResync;
@@ -114,6 +128,7 @@ void Prediction::fill_next() {
   std::size_t place = lost_ ? guess_ : cursor_;
   std::size_t written = written_;
   int number = edit_;
+  edits_ahead_ = false;
   while (next_.size() < kKnownDrafts && place < tokens_.size()) {
     if (number == kNone) {
       number = edit_at(place);
@@ -123,6 +138,7 @@ void Prediction::fill_next() {
       next_.push_back(tokens_[place++]);
       continue;
     }
+    edits_ahead_ = true;
     const Edit& edit = edits_[static_cast<std::size_t>(number)];
     next_.insert(next_.end(), edit.after.begin() + static_cast<std::ptrdiff_t>(written),
                  edit.after.end());

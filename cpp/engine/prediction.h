@@ -1,4 +1,5 @@
-// Text that the user expects as output, and where in it the output stands.
+// Text that the output is expected to follow, and where in it the output stands: what the user
+// predicts, or else the prompt, which some outputs are an edited copy of.
 //
 // While the output follows the prediction, the tokens behind the cursor are what comes next. After
 // a mismatch the end of the output is looked for in the prediction: its longest suffix, and of
@@ -40,6 +41,10 @@ class Prediction {
     if (lost_ && !(guesses && run_ > 0)) return {};
     return next_;
   }
+  // The same where an edit is among it; nothing else.
+  std::span<const TokenId> edited() const {
+    return lost_ || !edits_ahead_ ? std::span<const TokenId>() : std::span<const TokenId>(next_);
+  }
   // Tokens in a row that were as predicted, or that the place was found by.
   int run() const { return run_; }
 
@@ -53,6 +58,7 @@ class Prediction {
   static constexpr int kNone = -1;
 
   bool follows(TokenId token);
+  std::int64_t next_place(TokenId token, std::int64_t begin, std::int64_t end) const;
   void find(std::span<const TokenId> output);
   void learn(std::span<const TokenId> output, std::size_t found, std::int64_t equal);
   int edit_at(std::size_t place) const;
@@ -60,6 +66,7 @@ class Prediction {
 
   std::vector<TokenId> tokens_;
   std::vector<TokenId> next_;
+  bool edits_ahead_ = false;  // an edit is among them
   std::vector<Edit> edits_;
   int edit_ = kNone;  // the output is inside of what it became: `written_` tokens of that are there
   std::size_t written_ = 0;

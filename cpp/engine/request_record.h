@@ -97,13 +97,14 @@ struct RequestRecord {
   SourceRates rates;     // where it is
   bool weighed = false;  // the step's drafts are weighed before it, those of `offer` if
   std::optional<Prediction> prediction;
-  std::vector<TokenId> forced;       // all that a grammar allows next
-  int known_drafts = 0;              // of one step, of prediction and grammar, at most
-  DraftOffer offer;                  // the slot is the host's: what was found for the step
-  int draft_limit = 0;               // weighed: drafts of the step to be planned
-  int asked = 0;                     // weighed: drafts that the method is asked for, too
-  HostSlots suffix_memory;           // suffix decoding beside the method: its SuffixState
-  std::shared_ptr<SuffixPast> past;  // of its salt, where that is searched, too
+  std::optional<Prediction> prompt_edits;  // of the prompt, beside suffix decoding on the host
+  std::vector<TokenId> forced;             // all that a grammar allows next
+  int known_drafts = 0;                    // of one step, of prediction and grammar, at most
+  DraftOffer offer;                        // the slot is the host's: what was found for the step
+  int draft_limit = 0;                     // weighed: drafts of the step to be planned
+  int asked = 0;                           // weighed: drafts that the method is asked for, too
+  HostSlots suffix_memory;                 // suffix decoding beside the method: its SuffixState
+  std::shared_ptr<SuffixPast> past;        // of its salt, where that is searched, too
   std::array<SourceBits, kMaxStepTokens> sources{};  // of the nodes of the step's tree
   bool own_tree = false;                             // which the slot's own drafter has drafted
   std::vector<double> survival;                      // of drafts that operations proposed

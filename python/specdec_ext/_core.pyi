@@ -2544,6 +2544,7 @@ DRAFT_SOURCES: tuple[typing.Any, ...] = (
     "prediction",
     "grammar",
     "suffix",
+    "edits",
     "ngram",
     "model",
     "lookahead",

@@ -72,6 +72,7 @@ def run(
     times: Any = None,
     predictions: Callable[[list[int]], list[int]] | None = None,
     outputs: Sequence[list[int]] | None = None,
+    given: Sequence[list[int]] | None = None,
 ) -> Schedule:
     """Decodes prompts of these lengths together.
 
@@ -83,6 +84,7 @@ def run(
     times       a StepTimes that has seen other schedules; None: one that begins with a guess
     predictions what each request's output is said to be, made of what it will be; None: nothing
     outputs     the texts behind the prompts; None: text_of() goes on
+    given       the prompts themselves; None: text_of() begins with them
     """
     count = len(prompts)
     tokens = [max_tokens] * count if isinstance(max_tokens, int) else list(max_tokens)
@@ -91,6 +93,8 @@ def run(
     ]
     for text, prompt, output in zip(texts, prompts, outputs or (), strict=False):
         text[prompt : prompt + len(output)] = output
+    for text, prompt in zip(texts, given or (), strict=False):
+        text[: len(prompt)] = prompt
     longest = max(p + n for p, n in zip(prompts, tokens, strict=True))
     pages = torch.zeros(1, count * (longest // PAGE + 6), 1, PAGE, 8)
     executor = _core.Executor(

@@ -40,6 +40,16 @@ class Cursor:
             return self.following
         return self._ahead(self.guess) if self.match else []
 
+    @property
+    def edited(self) -> list[int]:
+        """`following` where an edit is part of it, else []."""
+        before, following = self.edits, self.following
+        if self.inside is not None:
+            return following
+        self.edits = {}
+        unedited, self.edits = self.following, before
+        return [] if unedited == following else following
+
     def _ahead(self, at: int) -> list[int]:
         tokens: list[int] = []
         if self.inside is not None:

@@ -8,7 +8,7 @@ _RESET = "\x1b[0m"
 # Sources that are not listed are networks and lookahead.
 _COLORS = {
     "request": "\x1b[35m", "prediction": "\x1b[35m", "grammar": "\x1b[33m",
-    "suffix": "\x1b[36m", "ngram": "\x1b[36m",
+    "suffix": "\x1b[36m", "ngram": "\x1b[36m", "edits": "\x1b[34m",
 }  # fmt: skip
 _OTHERS = "\x1b[32m"
 
