@@ -111,13 +111,14 @@ def walk_of_a_chain(llm: Any, longest: int | None, repeats: int) -> dict[str, fl
     tree = SimpleNamespace(tokens=tokens, parents=list(range(-1, NODES - 1)), fixed=1)
     scores = np.zeros((NODES, llm.engine.model.num_scores), dtype=np.float32)
     scores[range(NODES - 1), tokens[1:]] = 1.0
-    scores[-1, output.grammar.end_ids[0]] = 1.0  # no text ends there: its node needs a mask
+    best = [*tokens[1:], output.grammar.end_ids[0]]  # which the head finds as it writes the scores
+    scores[-1, best[-1]] = 1.0  # no text ends there: its node needs a mask
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()
         kept = _TreeWalk(output, tree).run(fill=False)
         walk = _TreeWalk(output, tree)
-        walk.follow_best(scores)
+        walk.follow_best(scores, best)
         times.append((time.perf_counter() - begin) * 1e3)
         if not all(kept) or (walk.masks[:-1] != -1).any() or (walk.masks[-1] == -1).all():
             raise SystemExit("a draft of the model's own text was cut, or a mask is missing")

@@ -87,7 +87,7 @@ void set_taps(DecoderObject& self, std::vector<int> layers, const py::object& ro
 }
 
 void forward(DecoderObject& self, const StepPlan& plan, const py::object& out,
-             const py::object& hidden) {
+             const py::object& hidden, const py::object& best) {
   const BorrowedTensor tensor(out, "out", true);
   check_cpu(tensor.view(), "out");
   check_contiguous(tensor.view(), "out");
@@ -111,12 +111,23 @@ void forward(DecoderObject& self, const StepPlan& plan, const py::object& out,
                 {plan.num_logit_rows, self.decoder.config().hidden_size});
     hidden_data = static_cast<float*>(view.data);
   }
+  TokenId* best_ids = nullptr;
+  std::optional<BorrowedTensor> found;
+  if (!best.is_none()) {
+    SPECDEC_REQUIRE(!ids, "best: out has the ids already; give it beside scores");
+    found.emplace(best, "best", true);
+    check_cpu(found->view(), "best");
+    check_contiguous(found->view(), "best");
+    check_dtype(found->view(), "best", {DType::kI32});
+    check_shape(found->view(), "best", "[L]", {plan.num_logit_rows});
+    best_ids = static_cast<TokenId*>(found->view().data);
+  }
   const StepView step = plan.view();
   py::gil_scoped_release release;
   if (ids) {
     self.decoder.forward_ids(step, static_cast<TokenId*>(tensor->data), hidden_data);
   } else {
-    self.decoder.forward_logits(step, static_cast<float*>(tensor->data), hidden_data);
+    self.decoder.forward_logits(step, static_cast<float*>(tensor->data), hidden_data, best_ids);
   }
 }
 
@@ -185,6 +196,8 @@ out : tensor, contiguous
     float32 [L, V]: their scores.
 hidden : tensor float32 [L, hidden_size], contiguous, optional
     Receives the head's input of each logit row: the final norm's output.
+best : tensor int32 [L], contiguous, optional
+    Beside scores: receives the greedy ids.
 
 Releases the GIL. One call at a time per decoder.)";
 
@@ -294,7 +307,7 @@ void register_decoder(py::module_& m) {
            "these layers (num_layers: as it leaves the last), in ``rows`` float32 [max_rows, "
            "len(layers) * hidden_size]; keeps it alive. No layers, rows None: nothing is left.")
       .def("forward", &forward, py::arg("plan"), py::arg("out"), py::arg("hidden") = py::none(),
-           kForwardDoc)
+           py::arg("best") = py::none(), kForwardDoc)
       .def("embed", &embed, py::arg("tokens"), py::arg("out"),
            "Rows of the input embedding table as stored (no model's scale on them): tokens int32 "
            "[n], out float32 [n, hidden_size].")

@@ -114,7 +114,7 @@ HiddenRows hidden_rows(const py::object& hidden, const py::object& kept, std::in
 Outputs commit(BoundExecutor& self, const StepPlan& plan, const py::object& result,
                const py::object& raw, std::map<RequestId, std::string> errors,
                const std::map<RequestId, py::object>& masks, const py::object& hidden,
-               const py::object& kept, const py::object& draft_probs) {
+               const py::object& kept, const py::object& draft_probs, const py::object& best) {
   const int vocab_size = self.executor.config().vocab_size;
   const TensorView view = to_view(result, "result");
   SPECDEC_REQUIRE(view.device == DeviceType::kCpu,
@@ -139,6 +139,14 @@ Outputs commit(BoundExecutor& self, const StepPlan& plan, const py::object& resu
   }
   SPECDEC_REQUIRE(view.shape[0] == plan.num_logit_rows, "result has ", view.shape[0],
                   " rows, the plan asks for ", plan.num_logit_rows);
+  if (!best.is_none()) {
+    const TensorView known = to_view(best, "best");
+    SPECDEC_REQUIRE(scores != nullptr && known.device == DeviceType::kCpu && known.ndim == 1 &&
+                        known.dtype == DType::kI32 && known.is_contiguous() &&
+                        known.shape[0] == plan.num_logit_rows,
+                    "best: expected a contiguous int32 CPU tensor [num_logit_rows] beside scores");
+    ids = static_cast<const TokenId*>(known.data);
+  }
   ScoreChanges changes;
   const HostWordsArgument words(std::move(errors), masks);
   changes.words = words.view;
@@ -197,6 +205,7 @@ void def_host_steps(py::class_<BoundExecutor>& executor) {
           py::arg("raw") = py::none(), py::arg("errors") = std::map<RequestId, std::string>{},
           py::arg("masks") = std::map<RequestId, py::object>{}, py::arg("hidden") = py::none(),
           py::arg("kept") = py::none(), py::arg("draft_probs") = py::none(),
+          py::arg("best") = py::none(),
           "result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the "
           "caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request "
           "id: those requests end with that message. masks, by request id, of every tree with a "
@@ -206,7 +215,10 @@ void def_host_steps(py::class_<BoundExecutor>& executor) {
           "the "
           "one that each request's last token was chosen after is copied to its slot's row of kept "
           "[max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were "
-          "drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own "
+          "drawn from, ops.DraftProbs in their second form. best: beside scores, int32 [L], the "
+          "best "
+          "token of each row as the model gave it, -1 where one is NaN, if it is known. Returns "
+          "what is due: the step's own "
           "outputs "
           "at overlap_depth 0, those of the step `overlap_depth` before it else.")
       .def("fail", &fail, py::arg("plan"), py::arg("message"),

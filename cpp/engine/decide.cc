@@ -63,7 +63,8 @@ void Executor::decide_place(Place& place, const StepShare& share, const PlaceRow
                           drawn_index,
                           mask == nullptr || mask->rows == 0 ? nullptr : mask,
                           request.uncut.empty() ? nullptr : request.uncut.data(),
-                          place.root_draw < 0 ? kNotDrawn : root_draws_[place.root_draw].token};
+                          place.root_draw < 0 ? kNotDrawn : root_draws_[place.root_draw].token,
+                          rows.best == nullptr ? nullptr : rows.best + root};
   acceptor_.decide(choice, rows.scores == nullptr ? nullptr : rows.scores + root * rows.stride,
                    rows.stride, sampled, &accepted_);
   const bool begins = slot->begun == 0;

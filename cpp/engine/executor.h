@@ -114,9 +114,10 @@ class Executor {
   void cut(RequestId id, const std::vector<std::uint8_t>& kept);
   // On the host: drafts, and the arrays of the step that was planned last. Valid until the next.
   const StepPlan* build();
-  // On the host, after the forward pass of build()'s plan. Exactly one of ids [L] (greedy choices,
-  // -1 for a row that holds a NaN) and scores [L, V] (rows `row_stride` elements apart) is given:
-  // scores when plan.needs_logits. Throws before anything is changed.
+  // On the host, after the forward pass of build()'s plan. scores [L, V] (rows `row_stride`
+  // elements apart) are given when plan.needs_logits; ids [L] (greedy choices by the model's own
+  // scores, -1 for a row that holds a NaN) when not, and else if they are known. Throws before
+  // anything is changed.
   void commit(const StepPlan& plan, const TokenId* ids, const float* scores,
               std::int64_t row_stride, const ScoreChanges& changes = {},
               const HiddenRows& hidden = {}, const StepDraftProbs& drawn = {});

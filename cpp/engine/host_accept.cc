@@ -30,6 +30,14 @@ bool by_probability(const HostChoice& c) {
          is_drawn(c);
 }
 
+// Whether the best token of all is what a mask allows, and nothing but masks changes scores: then
+// it is the best of those allowed, too, and their scores need not be read.
+bool is_best_allowed(const HostChoice& c, int row, const float* scores) {
+  if (c.best == nullptr || c.best[row] < 0 || c.masks == nullptr) return false;
+  return !c.processor.active(c.num_output) && c.masks->allows(row, c.best[row]) &&
+         scores[c.best[row]] != kForbiddenScore;
+}
+
 }  // namespace
 
 // The scores of one row after the request's processors, as plain decoding would have had them
@@ -63,6 +71,13 @@ void HostAcceptor::find_best(const float* scores, std::int64_t row_stride, int r
   cpu_backend().argmax(params);
 }
 
+// The same of all of a request's rows, as the model gave their scores.
+void HostAcceptor::find_unchanged(const HostChoice& c, const float* scores, std::int64_t row_stride,
+                                  TokenId* ids) {
+  if (c.best == nullptr) return find_best(scores, row_stride, c.tree.size, ids);
+  std::copy_n(c.best, c.tree.size, ids);
+}
+
 // The target's choice after each of the request's rows: the best token, or one drawn by the
 // request's law. Drawn tokens depend on the seed and their position alone (algo/sample.h), so the
 // drafts that equal them are what plain sampling would have said, and are accepted as greedy ones
@@ -74,7 +89,7 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
   const bool changed = is_processed(c);
   // The best tokens of drawn rows are of use to drafters alone.
   if (!changed && (law.greedy() || c.feeds_drafter)) {
-    find_best(scores, row_stride, tree.size, sampled);
+    find_unchanged(c, scores, row_stride, sampled);
     if (law.greedy()) return;
   }
   std::int32_t depth[kMaxStepTokens] = {};  // of a row on a path of accepted drafts, else -1
@@ -86,6 +101,10 @@ void HostAcceptor::sample(const HostChoice& c, const float* scores, std::int64_t
     }
     if (depth[row] < 0 && !c.feeds_drafter) {
       sampled[row] = -1;  // nobody looks at it
+      continue;
+    }
+    if (law.greedy() && is_best_allowed(c, row, scores + row * row_stride)) {
+      sampled[row] = c.best[row];
       continue;
     }
     const float* row_scores = processed(c, row, scores + row * row_stride);
@@ -231,7 +250,7 @@ void HostAcceptor::accept_synthetic(const HostChoice& c, const float* scores,
     return processed(c, node, scores + node * row_stride);
   };
   const bool changed = is_processed(c);
-  if (scores != nullptr && !changed) find_best(scores, row_stride, tree.size, sampled);
+  if (scores != nullptr && !changed) find_unchanged(c, scores, row_stride, sampled);
   for (std::int32_t node = 0; scores != nullptr && changed && node < tree.size; ++node) {
     find_best(scores_of(node), vocab_size_, 1, sampled + node);
   }

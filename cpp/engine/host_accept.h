@@ -63,7 +63,8 @@ struct PlaceRows {
   std::int64_t stride = 0;
   const float* raw = nullptr;  // [rows, V] the model's own, for logprobs
   std::int64_t raw_stride = 0;
-  TokenId* sampled = nullptr;  // [rows] the token after each
+  const TokenId* best = nullptr;  // [rows] of `scores`, -1 where one is NaN; null: to be found
+  TokenId* sampled = nullptr;     // [rows] the token after each
 };
 
 // What the drafts of a step were drawn from, where operations in front of the step made them: of
@@ -120,6 +121,7 @@ struct HostChoice {
   // Drafts were cut by the grammar: the draft that each node was, [tree.size]; null: none was.
   const std::int32_t* uncut = nullptr;
   TokenId root_draw = kNotDrawn;  // the token after the first row, where it is drawn already
+  const TokenId* best = nullptr;  // [tree.size] of the scores as they come; null: to be found
 };
 
 class HostAcceptor {
@@ -141,6 +143,8 @@ class HostAcceptor {
  private:
   const float* processed(const HostChoice& choice, int row, const float* raw);
   void find_best(const float* scores, std::int64_t row_stride, int rows, TokenId* ids);
+  void find_unchanged(const HostChoice& choice, const float* scores, std::int64_t row_stride,
+                      TokenId* ids);
   void sample(const HostChoice& choice, const float* scores, std::int64_t row_stride,
               TokenId* sampled);
   void accept_by_probability(const HostChoice& choice, const float* scores, std::int64_t row_stride,

@@ -147,7 +147,7 @@ void Executor::commit(const StepPlan& plan, const TokenId* ids, const float* sco
   SPECDEC_REQUIRE(!plan.needs_logits || scores != nullptr,
                   "this plan needs scores (plan.needs_logits): a request has processors or wants "
                   "logprobs; give float32 scores [num_logit_rows, vocab_size]");
-  for (int i = 0; scores == nullptr && i < plan.num_logit_rows; ++i) {
+  for (int i = 0; ids != nullptr && i < plan.num_logit_rows; ++i) {
     SPECDEC_REQUIRE(ids[i] < config_.vocab_size, "ids[", i, "] = ", ids[i], ": token ids are 0..",
                     config_.vocab_size - 1);
   }
@@ -228,9 +228,11 @@ void Executor::commit_place(Place& place, int index, const TokenId* ids, const f
   rows.first = host.plan.cu_logits[index];
   const int end = host.plan.cu_logits[index + 1];
   rows.sampled = host.sampled.data() + rows.first;
+  if (ids != nullptr) rows.best = ids + rows.first;
   if (scores == nullptr) {
     std::copy(ids + rows.first, ids + end, rows.sampled);
   } else {
+    if (changes.raw != nullptr) rows.best = nullptr;  // of other scores
     rows.stride = row_stride;
     rows.scores = scores + rows.first * rows.stride;
     rows.raw_stride = changes.raw == nullptr ? row_stride : changes.raw_stride;

@@ -360,7 +360,9 @@ class LlamaDecoder:
         """
         Rows of the input embedding table as stored (no model's scale on them): tokens int32 [n], out float32 [n, hidden_size].
         """
-    def forward(self, plan: StepPlan, out: typing.Any, hidden: typing.Any = None) -> None:
+    def forward(
+        self, plan: StepPlan, out: typing.Any, hidden: typing.Any = None, best: typing.Any = None
+    ) -> None:
         """
         Run the rows of ``plan`` and append their K/V to the pages.
 
@@ -372,6 +374,8 @@ class LlamaDecoder:
             float32 [L, V]: their scores.
         hidden : tensor float32 [L, hidden_size], contiguous, optional
             Receives the head's input of each logit row: the final norm's output.
+        best : tensor int32 [L], contiguous, optional
+            Beside scores: receives the greedy ids.
 
         Releases the GIL. One call at a time per decoder.
         """
@@ -1003,9 +1007,10 @@ class Executor:
         hidden: typing.Any = None,
         kept: typing.Any = None,
         draft_probs: typing.Any = None,
+        best: typing.Any = None,
     ) -> list[StepOutput]:
         """
-        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. masks, by request id, of every tree with a grammar: int32 [nodes, words], a bit for each token that may follow the node; no nodes where no mask changes a choice. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
+        result: int32 greedy ids [L], or float32 scores [L, V] if plan.needs_logits. Where the caller changed scores: raw, the model's own [L, V], for logprobs; errors, by request id: those requests end with that message. masks, by request id, of every tree with a grammar: int32 [nodes, words], a bit for each token that may follow the node; no nodes where no mask changes a choice. hidden [L, H], the head's inputs of the rows: the one that each request's last token was chosen after is copied to its slot's row of kept [max_batch_size, H]. draft_probs: what the drafts of the step's decoding requests were drawn from, ops.DraftProbs in their second form. best: beside scores, int32 [L], the best token of each row as the model gave it, -1 where one is NaN, if it is known. Returns what is due: the step's own outputs at overlap_depth 0, those of the step `overlap_depth` before it else.
         """
     def cut(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from hash_target import HashFunction, HashModel
@@ -14,6 +15,12 @@ from specdec_ext.models.kv_storage import page_shape, stored_name
 
 # T(rows) of a machine on which rows are not free, so that adaptive budgets really choose.
 STEP_COST = ([1, 2, 4, 8, 16, 32, 64, 128], [1.0, 1.02, 1.05, 1.1, 1.3, 1.9, 3.1, 5.6])
+
+
+def best_of(scores: Any) -> np.ndarray:
+    """int32 [rows] first largest score of each row, -1 where one is NaN."""
+    rows = np.asarray(scores)
+    return np.where(np.isnan(rows).any(axis=1), -1, rows.argmax(axis=1)).astype(np.int32)
 
 
 @dataclass
@@ -83,7 +90,10 @@ class Engine:
         if before_forward is not None:
             before_forward(plan)
         self.step_count += 1
-        return self.ex.commit(plan, self.model.forward(plan))
+        result = self.model.forward(plan)
+        # Every other step that has scores comes with their best tokens, as the native decoder's do.
+        best = best_of(result) if plan.needs_logits and plan.step % 2 else None
+        return self.ex.commit(plan, result, best=best)
 
     def run(self, jobs: list[Job], max_steps: int = 1_000_000) -> list[Delivery]:
         """Runs jobs to their ends; returns one delivery per job, in order."""

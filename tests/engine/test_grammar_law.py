@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver import best_of
 from table_target import TableModel, assert_law, joint_law, sample_joint
 from test_acceptance_law import (
     ENGINES,
@@ -63,7 +64,9 @@ def masked_step(ex: Any, model: TableModel, outputs: dict[int, list[int]]) -> Se
         if not all(kept):
             ex.cut(tree.request_id, kept)
     plan = ex.build()
-    delivered: Sequence[Any] = ex.commit(plan, model.forward(plan), masks=masks)
+    scores = model.forward(plan)
+    best = best_of(scores) if plan.step % 2 else None
+    delivered: Sequence[Any] = ex.commit(plan, scores, masks=masks, best=best)
     return delivered
 
 

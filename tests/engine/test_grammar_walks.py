@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver import best_of
 from grammar_forms import END, FORMS, form_tokenizer
 from medusa_models import VOCAB
 
@@ -119,6 +120,9 @@ def test_walks_are_those_of_fresh_matchers(form: str) -> None:
                 scores[parent, tree.tokens[node]] += 4
             walk = grammar_masks._TreeWalk(output, tree)
             walk.follow_best(scores)
+            again = grammar_masks._TreeWalk(output, tree)
+            again.follow_best(scores, scores.argmax(axis=1).tolist())
+            assert np.array_equal(again.masks, walk.masks)
             node, path, chosen = 0, [], []
             while node >= 0:
                 wanted = mask_behind(compiled, text + path)
@@ -169,8 +173,9 @@ def test_best_allowed() -> None:
         _core.best_allowed(np.zeros(33, dtype=np.float32), np.zeros(1, dtype=np.int32))
 
 
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize(("bad", "rows"), [(np.nan, 2), (np.inf, 2), (5.0, 0)])
-def test_a_row_without_a_best_token_is_masked(bad: float, rows: int) -> None:
+def test_a_row_without_a_best_token_is_masked(bad: float, rows: int, known: bool) -> None:
     """NaN has no order: what the executor chooses there and below has to be allowed."""
     compiled = compiled_of("regex")
     (token, *_), other = np.flatnonzero(mask_behind(compiled, [])), END
@@ -180,7 +185,7 @@ def test_a_row_without_a_best_token_is_masked(bad: float, rows: int) -> None:
     scores[0, token] = bad
     scores[1, np.flatnonzero(mask_behind(compiled, path))[0]] = 5.0
     walk = grammar_masks._TreeWalk(grammar_masks._Output(compiled, True), tree)
-    walk.follow_best(scores)
+    walk.follow_best(scores, best_of(scores).tolist() if known else None)
     assert len(walk.masks) == rows
     for mask, text in zip(walk.masks, ([], path), strict=False):
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB].astype(bool)

@@ -15,7 +15,10 @@ from reference.prediction_reference import Cursor
 from specdec_ext import _core
 
 EDITS = _core.DRAFT_SOURCES.index("edits")
-SUFFIX: dict[str, Any] = {"method": "suffix", "suffix": {"max_draft_len": 127, "min_token_prob": 0.9}}
+SUFFIX: dict[str, Any] = {
+    "method": "suffix",
+    "suffix": {"max_draft_len": 127, "min_token_prob": 0.9},
+}
 FREE = ([1, 1024], [1.0, 1.0])  # rows that cost nothing: every draft is verified
 
 

@@ -178,18 +178,22 @@ class GrammarMasks:
             if tree.request_id not in self.errors and not all(kept):
                 self._executor.cut(tree.request_id, kept)
 
-    def mask(self, trees: Iterable[Any], scores: Any, *, drawn: bool) -> None:
+    def mask(
+        self, trees: Iterable[Any], scores: Any, *, drawn: bool, best: np.ndarray | None = None
+    ) -> None:
         """The masks of trees, now that their rows' scores are there.
 
         scores  [rows, vocabulary] of the step, before processors
         drawn   also those of trees that are drawn from, which constrain() has not seen
+        best    [rows] the best token of each, -1 where one is NaN; None: not known
         """
         if drawn:
             self.masks, self.errors = {}, {}
         for tree, output in self._followed(trees):
             walk = _TreeWalk(output, tree)
             if tree.greedy:
-                walk.follow_best(scores[tree.first : tree.first + len(tree.tokens)])
+                rows = slice(tree.first, tree.first + len(tree.tokens))
+                walk.follow_best(scores[rows], None if best is None else best[rows].tolist())
             elif drawn:
                 walk.run(fill=True)
             else:
@@ -232,25 +236,30 @@ class _TreeWalk:
         self._descend(0, [], kept, fill)
         return kept
 
-    def follow_best(self, scores: Any) -> None:
+    def follow_best(self, scores: Any, best: list[int] | None = None) -> None:
         """Masks of the nodes of the path that is chosen at which the best token, first of equals,
-        is not allowed. scores: [nodes, vocabulary]"""
+        is not allowed.
+
+        scores  [nodes, vocabulary]
+        best    [nodes] the best tokens, -1 behind a row with a NaN; None: to be found
+        """
         node = 0
         path: list[int] = []
         while True:
             row = scores[node]
-            token = int(row.argmax())
+            token = int(row.argmax()) if best is None else best[node]
             child = self._child(node, token)
             known = child >= self._fixed  # else constrain() had cut it
-            if not (math.isfinite(float(row[token])) and (known or self._allows(path, token))):
+            is_number = token >= 0 and math.isfinite(float(row[token]))
+            if not (is_number and (known or self._allows(path, token))):
                 self._fill(node, path, False)
                 if not self._children[node]:
                     return
-                best = _core.best_allowed(_on_host(row), self.masks[node])
-                if best is None:  # NaN, nothing finite: masks decide, here and below
+                allowed = _core.best_allowed(_on_host(row), self.masks[node])
+                if allowed is None:  # NaN, nothing finite: masks decide, here and below
                     self._descend(node, path, [0] * len(self._tokens), True)
                     return
-                token, child = best, self._child(node, best)
+                token, child = allowed, self._child(node, allowed)
             if child < 0 or token in self._ends:
                 return
             node = child

@@ -231,16 +231,17 @@ class EngineLoop(RequestTable):
 
     def _commit(self, plan: Any, result: Any) -> list[Any]:
         grammars = self._grammars
+        best = getattr(self.model, "best_ids", None) if plan.needs_logits else None
         asked = self._has_processors or grammars.undecided
         trees = self.executor.choice_trees() if asked else ()
         if grammars.undecided:
-            grammars.mask(trees, result, drawn=False)
+            grammars.mask(trees, result, drawn=False, best=best)
         trees = [tree for tree in trees if tree.processed]
         words: dict[str, Any] = {}
         if grammars.masks or grammars.errors:
             words = {"masks": grammars.masks, "errors": grammars.errors}
         if not trees:
-            return list(self.executor.commit(plan, result, **words))
+            return list(self.executor.commit(plan, result, best=best, **words))
         scores, errors = self._process_trees(trees, result)
         words["errors"] = {**grammars.errors, **errors}
         return list(self.executor.commit(plan, scores, raw=result, **words))

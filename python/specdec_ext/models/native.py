@@ -70,6 +70,7 @@ class NativeModel:
     impl = "native"
     numerics = "exact"
     place = CPU
+    best_ids: np.ndarray | None = None  # see StepModel.forward
 
     def __init__(
         self,
@@ -267,7 +268,8 @@ class NativeModel:
         """See StepModel."""
         if plan.needs_logits:
             scores = np.empty((plan.num_logit_rows, self.num_scores), dtype=np.float32)
-            self._decoder.forward(plan, scores, hidden)
+            self.best_ids = np.empty(plan.num_logit_rows, dtype=np.int32)
+            self._decoder.forward(plan, scores, hidden, self.best_ids)
             return scores
         ids = np.empty(plan.num_logit_rows, dtype=np.int32)
         self._decoder.forward(plan, ids, hidden)

@@ -132,7 +132,9 @@ class LlamaDecoder {
   // the scores [L, V] or the greedy ids [L] (first on ties, -1 for a row with a NaN). One call at a
   // time per object.
   // `hidden`, if given: the head's input of each logit row [L, hidden].
-  void forward_logits(const StepView& step, float* logits, float* hidden = nullptr);
+  // best: null, or [num_logit_rows]; receives what forward_ids() would.
+  void forward_logits(const StepView& step, float* logits, float* hidden = nullptr,
+                      TokenId* best = nullptr);
   void forward_ids(const StepView& step, TokenId* ids, float* hidden = nullptr);
 
   // A step of a shard, part by part: before each one but the first the ranks' chunks are gathered.
@@ -248,7 +250,7 @@ class LlamaDecoder {
   void run_layers(const StepView& step);
   void run_final_norm(const StepView& step, float* hidden);
   void gather_and_norm(const StepView& step, Range rows, float* hidden);
-  void run_head_scores(const StepView& step, float* logits);
+  void run_head_scores(const StepView& step, float* logits, RowBest* best = nullptr);
   void run_head_best(const StepView& step, RowBest* best);
   bool find_best_by_screen(const InputRows& x, RowBest* best);
   void softcap_logits(float* logits, std::int64_t n) const;

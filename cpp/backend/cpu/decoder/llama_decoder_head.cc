@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "backend/cpu/attention/attention_kernels.h"
 #include "backend/cpu/attention/cpu_attention.h"
 #include "backend/cpu/decoder/decoder_parts.h"
 #include "backend/cpu/decoder/input_rows.h"
@@ -17,13 +18,15 @@ namespace {
 
 constexpr std::int64_t kTanhNs = 8;
 
+void cap_scores(float cap, float* scores, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) scores[i] = cap * std::tanh(scores[i] / cap);
+}
+
 }  // namespace
 
 void LlamaDecoder::softcap_logits(float* logits, std::int64_t n) const {
-  const float cap = config_.final_softcap;
   ThreadPool::global().run_items(n, kTanhNs, [&](Range some, int) {
-    for (std::int64_t i = some.begin; i < some.end; ++i)
-      logits[i] = cap * std::tanh(logits[i] / cap);
+    cap_scores(config_.final_softcap, logits + some.begin, some.end - some.begin);
   });
 }
 
@@ -79,10 +82,29 @@ void LlamaDecoder::run_head_best(const StepView& step, RowBest* best) {
   }
 }
 
-void LlamaDecoder::run_head_scores(const StepView& step, float* logits) {
+// best: as run_head_best() has it. A part's scores are looked at while they are near.
+void LlamaDecoder::run_head_scores(const StepView& step, float* logits, RowBest* best) {
   const std::int64_t rows = step.num_logit_rows, vocab = scores_.count;
-  head_->run(input_rows(rows, form_of(*head_, rows)), logits, vocab);
-  if (config_.final_softcap != 0.0f) softcap_logits(logits, rows * vocab);
+  const InputRows input = input_rows(rows, form_of(*head_, rows));
+  const int parts = head_->num_parts(rows);
+  if (best != nullptr) best_.resize(std::max(best_.size(), static_cast<std::size_t>(parts * rows)));
+  const auto find_best = attention_kernels().argmax;
+  const float cap = config_.final_softcap;
+  ThreadPool::global().run(parts, [&](int part, int) {
+    const Range columns = head_->columns_of(part, parts);
+    float* scores = logits + columns.begin;
+    head_->run_part(input, scores, vocab, part, parts);
+    const auto width = static_cast<std::int32_t>(columns.end - columns.begin);
+    for (std::int64_t row = 0; row < rows; ++row, scores += vocab) {
+      if (cap != 0.0f) cap_scores(cap, scores, width);
+      if (best == nullptr || width == 0) continue;
+      const TokenId at = find_best(scores, width);
+      const auto id = static_cast<std::int32_t>(columns.begin + at);
+      best_[static_cast<std::size_t>(part * rows + row)] =
+          at < 0 ? RowBest{0.0f, RowBest::kNaN} : RowBest{scores[at], id};
+    }
+  });
+  if (best != nullptr) merge_best(best_.data(), parts, rows, best);
 }
 
 void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden) {
@@ -94,11 +116,16 @@ void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden
   for (std::int32_t i = 0; i < step.num_logit_rows; ++i) ids[i] = best_rows_[i].index;
 }
 
-void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hidden) {
+void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hidden,
+                                  TokenId* best) {
   prepare(step);
+  best_rows_.resize(step.num_logit_rows);
   run_layers(step);
   run_final_norm(step, hidden);
-  run_head_scores(step, logits);
+  run_head_scores(step, logits, best == nullptr ? nullptr : best_rows_.data());
+  for (std::int32_t i = 0; best != nullptr && i < step.num_logit_rows; ++i) {
+    best[i] = best_rows_[i].index;
+  }
 }
 
 // The head's input of the logit rows.
