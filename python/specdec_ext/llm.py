@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from .config.build_check import (
     check_build,
     check_device,
+    check_model_path,
     refuse_unknown_arguments,
     with_prefix_caching,
     with_sizes,
@@ -30,6 +30,7 @@ from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .extras import named_extras
+from .installation import check_threads_variable
 from .models.load import memory_errors
 from .request.resolve import ResolvedRequest
 from .request.sampling_params import SamplingParams
@@ -122,6 +123,7 @@ class LLM:
         if tensor_parallel_size is None and "tp_size" in unknown:  # as other projects call it
             tensor_parallel_size = unknown.pop("tp_size")
         refuse_unknown_arguments(unknown)
+        check_threads_variable()
         world = world_of()
         tensor_parallel_size = resolve_tensor_parallel_size(tensor_parallel_size, world)
         self.speculative_config = check_build(
@@ -168,12 +170,7 @@ class LLM:
                 model = default_source(
                     dtype=dtype, model_impl=model_impl, quantization=quantization
                 )
-        if not isinstance(model, (str, os.PathLike)):
-            raise ConfigError(
-                f"model = {show(model)}: expected the path of a local Hugging Face folder or GGUF "
-                f"file, got {type(model).__name__}"
-            )
-        self.model_path = Path(model).expanduser()
+        self.model_path = Path(check_model_path(model)).expanduser()
         self._team = None
         if tensor_parallel_size > 1:
             self._team = make_team(tensor_parallel_size, self.model_path, model_impl, devices)

@@ -239,6 +239,8 @@ def test_construction_refusals(folder: Path, tmp_path: Path) -> None:
             LLM(folder, **kwargs)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="nowhere"):
         LLM(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"model = '': .*got an empty text; give one, or leave"):
+        LLM("")
     with pytest.raises(ConfigError, match=r"model = 3: expected the path .*, got int"):
         LLM(3)  # type: ignore[arg-type]
 

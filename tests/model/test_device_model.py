@@ -22,7 +22,7 @@ from test_native import ROPE
 from dispatch_recorder import Recorder, no_synchronisation
 from emulators import devices, needs_cuda
 from specdec_ext import _core
-from specdec_ext.errors import ConfigError, ModelError
+from specdec_ext.errors import ConfigError, ModelError, UnsupportedConfigError
 from specdec_ext.models import StepModel, load_model
 from specdec_ext.models.device_decoder import EXACT_DRAFT_DEPTH
 from specdec_ext.models.device_step import PlanStaging, Upload
@@ -379,7 +379,7 @@ def test_why_a_gpu_cannot_be_used(
     monkeypatch.setattr(_core, "cuda_info", lambda: info)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: torch_sees > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: torch_sees)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UnsupportedConfigError, match=message):
         resolve_device(name)
     usable = bool(seen) and torch_sees > 0
     assert resolve_device("auto").name == ("cuda:0" if usable else "cpu")

@@ -117,7 +117,11 @@ def test_option_spelling() -> None:
       "--prompt_lookup_config", "[10,2]"], 4, "agree"),
     (["generate", "--input_text", "x", "--tokens_per_block", "48"], 4, "power of two"),
     (["generate", "--input_text", "x", "--model", "/no/such/model"], 4, "/no/such/model"),
+    (["generate", "--input_text", "x", "--model", ""], 4,
+     "model = '': expected the path .*, got an empty text; give one, or leave model out"),
     (["inspect", "--model", "/no/such/model"], 4, "/no/such/model"),
+    (["train-medusa", "--model=", "--output", "no/where", "--data", "no/file"], 4,
+     "model = '': expected the path"),
     (["inspect", "--device", "tpu"], 4, "device = 'tpu': expected 'auto', 'cpu', 'cuda'"),
 ])  # fmt: skip
 def test_exit_codes(
@@ -131,6 +135,53 @@ def test_exit_codes(
     assert re.search(message, captured.err), captured.err
     assert "Traceback" not in captured.err
     assert len(captured.err.splitlines()) <= 3, "usage in one line, then the error"
+
+
+def test_hardware_that_is_not_there_is_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    from specdec_ext import _core
+
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "one"}\n')
+    none = {"compiled": False, "devices": [], "reason": "no driver"}
+    monkeypatch.setattr(_core, "cuda_info", lambda: none)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for argv in (
+        ["generate", "--input_text", "x", "--device", "cuda"],
+        ["generate", "--input_text", "x", "--device", "cuda:1"],
+        ["train-medusa", "--output", "no/where", "--data", str(data), "--device", "cuda"],
+    ):
+        assert main(argv) == 3, argv
+        assert "cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["foo", "0", "-2", "4x", "257", "1.5"])
+def test_a_number_of_threads_that_is_none(
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "texts.jsonl"
+    data.write_text('{"text": "one"}\n')
+    monkeypatch.setenv("SPECDEC_NUM_THREADS", value)
+    for argv in (
+        ["generate", "--input_text", "x", "--model", "/no/such/model"],
+        ["train-medusa", "--output", "no/where", "--data", str(data)],
+    ):
+        assert main(argv) == 4
+        assert f"SPECDEC_NUM_THREADS = '{value}': give a number of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["", "1", " 256 "])
+def test_numbers_of_threads(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec_ext.installation import check_threads_variable
+
+    monkeypatch.setenv("SPECDEC_NUM_THREADS", value)
+    check_threads_variable()
 
 
 def test_interrupt_and_internal_errors(

@@ -13,8 +13,8 @@ from .common import human_bytes
 __all__ = ["add_arguments", "run"]
 
 _PACKAGES = ("specdec_ext", "torch", "transformers", "tokenizers", "safetensors", "numpy")
-_VARIABLES = ("SPECDEC_CACHE_DIR", "SPECDEC_LOG_LEVEL", "OMP_NUM_THREADS", "OMP_WAIT_POLICY",
-              "CUDA_VISIBLE_DEVICES")  # fmt: skip
+_VARIABLES = ("SPECDEC_CACHE_DIR", "SPECDEC_LOG_LEVEL", "SPECDEC_NUM_THREADS", "SPECDEC_CPU_ISA",
+              "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -149,6 +149,7 @@ _OWN = {
 
 def make_options(args: argparse.Namespace, product: str) -> TrainOptions:
     """The options of a run. Raises ConfigError for one that the product does not have."""
+    from ..config.build_check import check_model_path
     from ..errors import ConfigError
     from ..training.collect import CollectConfig
     from ..training.options import TrainOptions, default_settings
@@ -173,6 +174,8 @@ def make_options(args: argparse.Namespace, product: str) -> TrainOptions:
         **({} if args.collect_batch is None else {"batch_size": args.collect_batch}),
     )
     limit = args.collect_time_limit
+    if args.model is not None:
+        check_model_path(args.model)
     folders = given("model", "cache_dir", "work_dir").items()
     paths: dict[str, Any] = {name: Path(value).expanduser() for name, value in folders}
     return TrainOptions(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, UnsupportedConfigError
@@ -20,6 +22,7 @@ from .validate import check_bool, check_int, show, unknown_key
 __all__ = [
     "check_build",
     "check_device",
+    "check_model_path",
     "refuse_unknown_arguments",
     "with_prefix_caching",
     "with_sizes",
@@ -63,6 +66,20 @@ def refuse_unknown_arguments(arguments: dict[str, Any]) -> None:
         if name in _ELSEWHERE:
             raise ConfigError(f"LLM: unknown argument {name!r}; write {_ELSEWHERE[name]}")
         raise unknown_key("LLM", name, _LLM_ARGUMENTS, ConfigError)
+
+
+def check_model_path(model: object) -> str | Path:
+    """The path of a model as it was given; whether it is one is only known once it is read.
+
+    An empty text is refused, because as a path it would be the current folder.
+    """
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).strip():
+        return model  # type: ignore[return-value]
+    got = "an empty text" if isinstance(model, str) else type(model).__name__
+    raise ConfigError(
+        f"model = {show(model)}: expected the path of a local Hugging Face folder or GGUF file, "
+        f"got {got}; give one, or leave model out for the built-in model"
+    )
 
 
 def check_device(device: object) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedConfigError
 from ..extras import MissingPackageError, require
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def resolve_device(name: str) -> Place:
 
     auto  the first CUDA device if it can be used, else the CPU
 
-    Raises ConfigError that says why a device cannot be used.
+    Raises UnsupportedConfigError that says why a device cannot be used, ConfigError for a name that
+    is none.
     """
     if name == "cpu":
         return CPU
@@ -78,10 +79,12 @@ def resolve_device(name: str) -> Place:
         return _cuda(0) if not _why_no_cuda() else CPU
     if match := re.fullmatch(r"cuda(?::(\d+))?", name):
         if reason := _why_no_cuda():
-            raise ConfigError(f"device = {name!r} cannot be used: {reason}; use device='cpu'")
+            raise UnsupportedConfigError(
+                f"device = {name!r} cannot be used: {reason}; use device='cpu'"
+            )
         index, count = int(match[1] or 0), _num_cuda()
         if index >= count:
-            raise ConfigError(
+            raise UnsupportedConfigError(
                 f"device = {name!r}: devices of this machine are cuda:0..cuda:{count - 1}"
             )
         return _cuda(index)
@@ -104,7 +107,8 @@ def devices_of_ranks(name: str, size: int, local_size: int | None = None) -> tup
                 all ranks say the same
     local_size  ranks of this machine, which has the devices; None: all are
 
-    Raises ConfigError where there are fewer devices than ranks, or torch cannot connect them.
+    Raises ConfigError, UnsupportedConfigError where there are fewer devices than ranks, or torch
+    cannot connect them.
     """
     local = size if local_size is None else local_size
     match = _CUDA_LIST.fullmatch(name)
@@ -121,7 +125,7 @@ def devices_of_ranks(name: str, size: int, local_size: int | None = None) -> tup
     numbers = several if len(several) > 1 else list(range(begin, begin + local))
     count = _num_cuda()
     if numbers[-1] >= count and len(several) <= 1:
-        raise ConfigError(
+        raise UnsupportedConfigError(
             f"tensor_parallel_size = {size} on device = {name!r}: {local} ranks of this machine "
             f"take cuda:{begin}..cuda:{numbers[-1]}, and it has {count} CUDA devices; use "
             f"tensor_parallel_size <= {count - begin}, or device='cpu'"
@@ -131,7 +135,7 @@ def devices_of_ranks(name: str, size: int, local_size: int | None = None) -> tup
     if len(set(numbers)) < len(numbers):
         raise ConfigError(f"device = {name!r} names a device twice; give each once")
     if size > 1 and not _has_nccl():
-        raise ConfigError(
+        raise UnsupportedConfigError(
             f"tensor_parallel_size = {size} on device = {name!r}: this torch was built without "
             "NCCL, which connects GPUs; install a build with it, or use tensor_parallel_size = 1"
         )

@@ -12,6 +12,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from ..config.build_check import check_model_path
 from ..errors import ConfigError, EngineError, ModelError
 from .settings import ServerSettings
 
@@ -43,7 +44,7 @@ def run_replicas(
     Raises ConfigError, ModelError, EngineError.
     """
     model = arguments.get("model")
-    if model is not None and not Path(model).expanduser().exists():
+    if model is not None and not Path(check_model_path(model)).expanduser().exists():
         raise ModelError(f"{model}: there is no such folder or file; give a model's")
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from ..config.ranks import world_of
-from ..errors import ConfigError
+from ..errors import UnsupportedConfigError
 
 __all__ = ["ALONE", "Ranks", "alone", "started_ranks"]
 
@@ -80,18 +80,20 @@ def started_ranks(device: str) -> Iterator[Ranks]:
 
     device  "cpu", "cuda" (under torchrun each rank takes its own) or "cuda:N"
 
-    Raises ConfigError for a device that is not there.
+    Raises UnsupportedConfigError for a device that is not there.
     """
     launched = world_of()
     world = 1 if launched is None else launched.size
     local = 0 if launched is None else launched.rank % launched.local_size
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise ConfigError(f"device = {device!r}: torch sees no GPU here; use --device cpu")
+            raise UnsupportedConfigError(
+                f"device = {device!r}: torch sees no GPU here; use --device cpu"
+            )
         if device == "cuda":
             device = f"cuda:{local}"
         if int(device.partition(":")[2]) >= torch.cuda.device_count():
-            raise ConfigError(
+            raise UnsupportedConfigError(
                 f"device = {device!r}: this machine has {torch.cuda.device_count()} GPUs; start as "
                 "many ranks at most (torchrun --nproc-per-node)"
             )

@@ -13,6 +13,7 @@ import torch
 
 from ..drafters.eagle3.shape import NUM_TAPS
 from ..errors import ConfigError, ModelError
+from ..installation import check_threads_variable
 from ..models.config_reader import ModelConfig, read_config
 from ..models.default import MODEL_NAME, default_model
 from ..models.fingerprint import model_sha256
@@ -74,6 +75,7 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     interrupted and has saved its state.
     """
     excluded = Exclusion(options.exclude)
+    check_threads_variable()
     _check_output(options.output)
     with started_ranks(options.device) as ranks:
         prepared = _prepare(options, excluded)
