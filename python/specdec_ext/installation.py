@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from .config.limits import MAX_DRAFT_LEN, MAX_STEP_TOKENS, MAX_THREADS
-from .config.validate import check_int, show
+from .config.validate import check_int
 from .errors import ConfigError
 
 __all__ = [
     "build_info",
-    "check_threads_variable",
     "cmake_dir",
     "cpu_name",
     "get_num_threads",
     "include_dir",
     "set_num_threads",
 ]
-
-_THREADS = "SPECDEC_NUM_THREADS"
 
 
 def build_info() -> dict[str, Any]:
@@ -85,20 +82,6 @@ def get_num_threads() -> int:
     from . import _core
 
     return int(_core.num_threads())
-
-
-def check_threads_variable() -> None:
-    """Raise ConfigError for an SPECDEC_NUM_THREADS that is no number of threads.
-
-    The extension would leave such a value out, and use every CPU. An empty one is none.
-    """
-    text = os.environ.get(_THREADS, "")
-    number = text.strip()
-    if text and not (number.isascii() and number.isdigit() and 1 <= int(number) <= MAX_THREADS):
-        raise ConfigError(
-            f"environment variable {_THREADS} = {show(text)}: give a number of threads, "
-            f"1..{MAX_THREADS}, or unset it"
-        )
 
 
 def set_num_threads(num_threads: int) -> None:

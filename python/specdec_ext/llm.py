@@ -12,6 +12,7 @@ from .config.build_check import (
     check_build,
     check_device,
     check_model_path,
+    check_threads_variable,
     refuse_unknown_arguments,
     with_prefix_caching,
     with_sizes,
@@ -30,7 +31,6 @@ from .engine.request_group import RequestGroup
 from .engine.step_cost import StepCost
 from .errors import ConfigError, RequestError, SyntheticAcceptanceWarning
 from .extras import named_extras
-from .installation import check_threads_variable
 from .models.load import memory_errors
 from .request.resolve import ResolvedRequest
 from .request.sampling_params import SamplingParams

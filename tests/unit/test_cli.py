@@ -178,7 +178,7 @@ def test_a_number_of_threads_that_is_none(
 
 @pytest.mark.parametrize("value", ["", "1", " 256 "])
 def test_numbers_of_threads(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from specdec_ext.installation import check_threads_variable
+    from specdec_ext.config.build_check import check_threads_variable
 
     monkeypatch.setenv("SPECDEC_NUM_THREADS", value)
     check_threads_variable()

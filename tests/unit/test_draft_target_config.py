@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from specdec_ext import (
 from specdec_ext.config.build_check import check_build
 from specdec_ext.config.names import canonical_method
 from specdec_ext.config.parse import parse_speculative_config
+from specdec_ext.drafters import shipped
 from specdec_ext.engine.memory_plan import DraftPages, plan_memory
 
 
@@ -109,9 +111,8 @@ def test_other_spellings_of_the_model(spelling: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"speculative_model": None}, ".model = None: expected the folder"),
-        ({"speculative_model": ""}, ".model = ''"),
-        ({"speculative_model": 3}, "got int"),
+        ({"speculative_model": ""}, ".model = '': expected the folder of a draft model"),
+        ({"speculative_model": 3}, ".model = 3: expected the folder .* or None for the one"),
         ({"max_draft_len": 0}, "max_draft_len = 0: out of range"),
         ({"max_draft_len": 128}, "max_draft_len = 128: out of range"),
         ({"max_draft_len": 4.0}, "expected an integer"),
@@ -149,9 +150,23 @@ def test_a_bad_key_is_refused(value: dict[str, Any], error: type[Exception], mes
         parsed({"method": "draft_target", "speculative_model": "m", **value})
 
 
-def test_a_mode_without_a_model_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="expected the folder of a draft model"):
-        check_build(None, None, "draft_tokens_external")
+def test_the_method_alone_means_the_shipped_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = parsed("draft_target")
+    assert config.model is None
+    assert config == parsed({"method": "draft_target"}) == DraftTargetDecodingConfig()
+    assert config == check_build(None, None, "draft_tokens_external")
+    monkeypatch.setattr(shipped, "default_drafter", lambda: tmp_path / "shipped")
+    with pytest.raises(ConfigError, match=r"model = None: .*the target is '.*'; give the folder"):
+        shipped.draft_folder_of(config, tmp_path)
+    monkeypatch.setattr(shipped, "is_default_model", lambda path: path == tmp_path)
+    assert shipped.draft_folder_of(config, tmp_path) == tmp_path / "shipped"
+    named = DraftTargetDecodingConfig(tmp_path / "mine")
+    assert shipped.draft_folder_of(named, tmp_path) == tmp_path / "mine"
+
+
+def test_a_mode_must_fit_the_draft_model() -> None:
     with pytest.raises(ConfigError, match="a draft model with max_draft_len = 4"):
         check_build({"draft_model": "m"}, 5, None)
     assert check_build({"draft_model": "m"}, 4, "draft_tokens_external") is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError, UnsupportedConfigError
 from .engine import KvCacheConfig, SchedulerConfig, bytes_of_gib
-from .limits import MAX_DRAFT_LEN
+from .limits import MAX_DRAFT_LEN, MAX_THREADS
 from .lookahead import LookaheadDecodingConfig
 from .methods import DRAFTER_CONFIGS, DrafterConfig
 from .names import canonical_method
@@ -23,6 +23,7 @@ __all__ = [
     "check_build",
     "check_device",
     "check_model_path",
+    "check_threads_variable",
     "refuse_unknown_arguments",
     "with_prefix_caching",
     "with_sizes",
@@ -47,6 +48,8 @@ _ELSEWHERE = {
 }
 _ONLY_ONE = ("pipeline_parallel_size", "data_parallel_size", "max_beam_width", "beam_width")
 _UNSUPPORTED = ("quantization", "trust_remote_code", "enable_lora")
+
+_THREADS = "SPECDEC_NUM_THREADS"
 
 
 def refuse_unknown_arguments(arguments: dict[str, Any]) -> None:
@@ -80,6 +83,20 @@ def check_model_path(model: object) -> str | Path:
         f"model = {show(model)}: expected the path of a local Hugging Face folder or GGUF file, "
         f"got {got}; give one, or leave model out for the built-in model"
     )
+
+
+def check_threads_variable() -> None:
+    """Raise ConfigError for an SPECDEC_NUM_THREADS that is no number of threads.
+
+    The extension would leave such a value out, and use every CPU. An empty one is none.
+    """
+    text = os.environ.get(_THREADS, "")
+    number = text.strip()
+    if text and not (number.isascii() and number.isdigit() and 1 <= int(number) <= MAX_THREADS):
+        raise ConfigError(
+            f"environment variable {_THREADS} = {show(text)}: give a number of threads, "
+            f"1..{MAX_THREADS}, or unset it"
+        )
 
 
 def check_device(device: object) -> str:

@@ -35,7 +35,8 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
     """Drafts from a second model, with the same vocabulary unless allow_vocab_mapping is set.
 
     model              folder of a Hugging Face model, usually 10 to 50 times smaller than the
-                       target (speculative_model and speculative_model_dir are accepted spellings)
+                       target (speculative_model and speculative_model_dir are accepted spellings);
+                       None: the one shipped for the default model
     max_draft_len      the most drafts of a step, 1..127; for a tree, its nodes
     adaptive           True: draft only as far as it pays. The engine weighs what the draft model's
                        confidence has proved to be worth against the measured time of its passes
@@ -93,14 +94,14 @@ class DraftTargetDecodingConfig(GrownTreeConfig):
     def __post_init__(self) -> None:
         where = "DraftTargetDecodingConfig."
         model = self.model
-        if not isinstance(model, (str, Path)) or not str(model):
+        if model is not None and (not isinstance(model, (str, Path)) or not str(model)):
             raise ConfigError(
-                f"{where}model = {show(model)}: expected the folder of a draft model, "
-                f"got {type(model).__name__}; give a model with the target's vocabulary"
+                f"{where}model = {show(model)}: expected the folder of a draft model with the "
+                "target's vocabulary, or None for the one shipped for the default model"
             )
         self._check_tree("draft model")
         self._set(
-            model=str(model),
+            model=None if model is None else str(model),
             min_confidence=check_float(
                 where + "min_confidence", self.min_confidence, ConfigError, low=0.0, high=1.0
             ),

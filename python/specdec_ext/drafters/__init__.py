@@ -13,7 +13,7 @@ from .eagle3.slots import feature_bytes, make_eagle3
 from .late import LateDrafter
 from .proposal import Proposal, random_uniform
 from .shared_tokens import find_shared_tokens
-from .shipped import folder_of, shipped_drafter
+from .shipped import draft_folder_of, folder_of, shipped_drafter
 from .slot_drafter import DraftInputs, PromptInputs, SlotDrafter
 from .vocabulary import map_vocabulary
 
@@ -27,6 +27,7 @@ __all__ = [
     "Proposal",
     "SlotDrafter",
     "check_eagle3",
+    "draft_folder_of",
     "feature_bytes",
     "find_shared_tokens",
     "folder_of",

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..config.methods import DrafterConfig, Eagle3DecodingConfig, ReDrafterDecodingConfig
+from ..config.methods import (
+    DrafterConfig,
+    DraftTargetDecodingConfig,
+    Eagle3DecodingConfig,
+    ReDrafterDecodingConfig,
+)
 from ..errors import ConfigError
 from ..models.default import is_default_model
+from ..models.default_drafter import default_drafter, draft_model_folder
 from ..models.place import Place
 
-__all__ = ["folder_of", "shipped_drafter"]
+__all__ = ["draft_folder_of", "folder_of", "shipped_drafter"]
 
 _ROOT = Path(__file__).resolve().parent.parent / "data"
 
@@ -28,6 +34,23 @@ def folder_of(config: ReDrafterDecodingConfig | Eagle3DecodingConfig) -> Path:
             "not there); give the folder of your own as `model`"
         )
     return folder
+
+
+def draft_folder_of(config: DraftTargetDecodingConfig, target: Path) -> Path:
+    """The folder of config.model for this target, or of the draft model shipped for it.
+
+    Raises ConfigError when none is shipped for the target, ModelError as default_drafter() and
+    draft_model_folder() do.
+    """
+    if config.model is not None:
+        return draft_model_folder(config.model, target)
+    if not is_default_model(target):
+        raise ConfigError(
+            "DraftTargetDecodingConfig.model = None: the draft model that is shipped is the "
+            f"built-in model's, and the target is {str(target)!r}; give the folder of a draft "
+            "model with the target's vocabulary as `model`"
+        )
+    return default_drafter()
 
 
 def shipped_drafter(model: Path, place: Place, model_impl: str) -> DrafterConfig | None:

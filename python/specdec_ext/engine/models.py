@@ -25,6 +25,7 @@ from ..drafters import (
     LateDrafter,
     SlotDrafter,
     check_eagle3,
+    draft_folder_of,
     find_shared_tokens,
     folder_of,
     make_drafter,
@@ -140,14 +141,13 @@ class ModelLoader:
     def _find(self) -> _Found:
         """Read the configurations, and refuse what cannot go together."""
         from ..models.config_reader import read_config
-        from ..models.default_drafter import draft_model_folder
 
         options, spec, cache = self._options, self._drafter, self._kv_cache
         config = read_config(options.path)
         self._refuse_beside_operations()
         draft, draft_path, shared, head = None, Path(), None, None
         if isinstance(spec, DraftTargetDecodingConfig):
-            draft_path = draft_model_folder(str(spec.model), options.path)
+            draft_path = draft_folder_of(spec, options.path)
             draft = read_config(draft_path, role="draft model")
             if spec.allow_vocab_mapping:
                 shared = find_shared_tokens(config, draft, *self._tokenizers(draft.path))

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ..config.build_check import check_threads_variable
 from ..drafters.eagle3.shape import NUM_TAPS
 from ..errors import ConfigError, ModelError
-from ..installation import check_threads_variable
 from ..models.config_reader import ModelConfig, read_config
 from ..models.default import MODEL_NAME, default_model
 from ..models.fingerprint import model_sha256

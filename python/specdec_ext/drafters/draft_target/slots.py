@@ -58,7 +58,7 @@ class DraftTargetDrafter:
     ) -> None:
         if not place.is_cpu and model.impl != "native":
             raise ConfigError(
-                f"DraftTargetDecodingConfig.model = {str(config.model)!r}: on {place.name} this "
+                f"DraftTargetDecodingConfig.model = {config.model!r}: on {place.name} this "
                 "draft model runs in the transformers adapter, which takes its steps from the "
                 "host; use a draft model of a native family, or device='cpu'"
             )
