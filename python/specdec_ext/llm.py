@@ -198,7 +198,9 @@ class LLM:
         self.model, self.draft_model = parts.model, parts.draft_model
         self.device = parts.device
         self.tokenizer, self.memory, self.engine = parts.tokenizer, parts.memory, parts.engine
-        self.prompts = PromptReader(self.tokenizer, self.memory.max_seq_len)
+        self.prompts = PromptReader(
+            self.tokenizer, self.memory.max_seq_len, self.model.max_position
+        )
         self._stepper = BackgroundStepper(self.engine)
         self._closed = False
 

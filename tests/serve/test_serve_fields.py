@@ -188,6 +188,23 @@ def test_refusals_name_the_field(client: TestClient, values: dict[str, Any], par
 
 
 @pytest.mark.parametrize(
+    ("values", "param", "remedy"),
+    [
+        ({"functions": [{"name": "f"}]}, "functions", "give the functions as `tools`"),
+        ({"function_call": "auto"}, "function_call", "as `tools` and `tool_choice`"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages.0", "of role 'tool'"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages.0",
+         "give a call as `tool_calls`"),
+    ],
+)  # fmt: skip
+def test_old_fields_of_functions_name_the_new_ones(
+    client: TestClient, values: dict[str, Any], param: str, remedy: str
+) -> None:
+    error = refused(client, "/v1/chat/completions", {**CHAT, **values}, param)
+    assert remedy in error["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "values", "param"),
     [
         ("/v1/completions", {"best_of": 3}, "best_of"),

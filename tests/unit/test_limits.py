@@ -93,6 +93,26 @@ def test_long_texts_are_refused_before_they_are_tokenised() -> None:
     assert reader.read_chat([{"role": "user", "content": "a b"}]) == ("a b ", [1, 1])
 
 
+@pytest.mark.parametrize("position", [None, MAX_SEQ_LEN, 2 * MAX_SEQ_LEN])
+def test_limits_of_the_model_itself_cannot_be_raised(position: int | None) -> None:
+    reader = PromptReader(Words(), MAX_SEQ_LEN, position)
+    ids, engine = [1] * MAX_SEQ_LEN, limits(max_position=position)
+    expected = SamplingParams(prediction=[1] * (MAX_SEQ_LEN + 1))
+    for call in (
+        lambda: reader.read(ids),
+        lambda: reader.read(np.array(ids)),
+        lambda: reader.read("word " * 100_000),
+        lambda: resolve_request(ids, SamplingParams(), engine),
+        lambda: resolve_request([1], expected, engine),
+    ):
+        with pytest.raises(CapacityError) as refused:
+            call()
+        end = "or raise SchedulerConfig.max_seq_len or KvCacheConfig.max_tokens"
+        if position == MAX_SEQ_LEN:
+            end = "the model itself has no more positions"
+        assert str(refused.value).endswith(end)
+
+
 @pytest.mark.parametrize("field", ["allowed_token_ids", "stop_token_ids"])
 def test_an_endless_list_ends(field: str) -> None:
     with pytest.raises(RequestError, match=rf"SamplingParams\.{field} has more than \d+ entries"):

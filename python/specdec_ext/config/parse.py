@@ -10,7 +10,8 @@ nearest key that exists, and a feature that this version lacks is refused by nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
@@ -65,6 +66,13 @@ _IN_SLOTS: Mapping[
 ] = {
     cls.method: cls for cls in (LookaheadDecodingConfig, NGramDecodingConfig, SuffixDecodingConfig)
 }
+
+# Other projects' keys that are no mere names of a field.
+_COUNTED_OTHERWISE = (
+    "draft_sample_method", "draft_tensor_parallel_size", "max_total_draft_tokens",
+    "prompt_lookup_min", "rejection_sample_method", "speculative_ngram_min_match_window_size",
+    "speculative_num_draft_tokens", "speculative_num_steps",
+)  # fmt: skip
 
 ConfigT = TypeVar(
     "ConfigT",
@@ -155,10 +163,30 @@ def _guess_method(values: Mapping[Any, Any]) -> str:
     is_ngram = bool(keys & (ngram - lookahead - {"max_draft_len", "num_speculative_tokens"}))
     if is_lookahead != is_ngram:
         return "lookahead" if is_lookahead else "ngram"
+    _refuse_unknown(keys)
     raise ConfigError(
         f"speculative_config: no method given (keys: {', '.join(sorted(keys)) or 'none'}); "
         'add one, for example "method": "ngram"'
     )
+
+
+def _refuse_unknown(keys: Iterable[str]) -> None:
+    """Raise for a key that no method has: with it, a method's name would not help."""
+    known: set[str] = {*DISCRIMINATORS, *UNSUPPORTED_KEYS, *OPTION_ALIASES, "sources"}
+    known |= {*LOOKAHEAD_ALIASES, *NGRAM_ALIASES, *SUFFIX_ALIASES, *_COUNTED_OTHERWISE}
+    for cls in (*_IN_SLOTS.values(), *DRAFTER_CONFIGS.values(), AutoDecodingConfig):
+        known |= {f.name for f in fields(cls)} | {*cls.spellings, *getattr(cls, "aliases", ())}
+    for key in sorted(set(keys) - known):
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+        if near and near[0] in DISCRIMINATORS:
+            raise ConfigError(
+                f"speculative_config: unknown key {show(key)}; did you mean {near[0]!r}?"
+            )
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(
+            f"speculative_config: unknown key {show(key)}{hint}; correct or remove it, and add the "
+            'method, for example "method": "ngram"'
+        )
 
 
 def _without_sample_method(values: dict[Any, Any]) -> dict[Any, Any]:

@@ -205,6 +205,7 @@ class EngineBuilder:
             max_queued_requests=self._scheduler.max_queued_requests,
             max_input_len=self._scheduler.max_input_len,
             pages_in_window=self._pages_in_window,
+            max_position=self.model.max_position,
         )
 
     def _pages_in_window(self, prompt: int, step: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config.validate import check_text, show
 from ..errors import CapacityError, RequestError
+from .longer_texts import how_to_fit
 from .sampling_lists import MAX_ID_LIST, check_ids
 
 __all__ = ["MAX_STEP_DRAFTS", "check_prediction", "prediction_ids"]
@@ -65,6 +66,7 @@ def prediction_ids(
     tokenizer: Any,
     vocab_size: int,
     max_seq_len: int,
+    max_position: int | None = None,
 ) -> list[int]:
     """Token ids of what is expected after the prompt.
 
@@ -94,7 +96,7 @@ def prediction_ids(
     if len(ids) > max_seq_len:
         raise CapacityError(
             f"{FIELD} has {len(ids)} tokens, max_seq_len = {max_seq_len}: no output can be that "
-            "long; shorten it, or raise SchedulerConfig.max_seq_len"
+            "long; shorten it" + how_to_fit(max_seq_len, max_position)
         )
     return ids
 

@@ -16,6 +16,7 @@ from ..config.lookahead import max_draft_len
 from ..config.parse import SpeculativeConfig
 from ..config.validate import check_int, show
 from ..errors import CapacityError, QueueFullError, RequestError
+from .longer_texts import how_to_fit
 from .prediction import MAX_STEP_DRAFTS, prediction_ids
 from .sampling_params import SamplingParams
 from .speculation import resolve_speculation, with_defaults
@@ -46,6 +47,8 @@ class EngineLimits:
     max_input_len: int | None = None
     # Pages that a prompt's text takes at once in steps of so many rows; None: no window.
     pages_in_window: Callable[[int, int], int] | None = None
+    # Positions of the model, which max_seq_len cannot exceed; None: they are not known.
+    max_position: int | None = None
 
     def require_room(self, held: int, count: int) -> None:
         """Raise QueueFullError unless `count` requests may join the `held` unfinished ones."""
@@ -185,13 +188,13 @@ def _check_form(tokenizer: Any, limits: EngineLimits) -> None:
         )
 
 
-def check_prompt_len(count: int, max_seq_len: int) -> None:
+def check_prompt_len(count: int, max_seq_len: int, max_position: int | None = None) -> None:
     """CapacityError unless a prompt of `count` tokens leaves room for one more."""
     if count >= max_seq_len:
         raise CapacityError(
             f"prompt has {count} tokens, max_seq_len = {max_seq_len} leaves no room for an output "
-            f"token; shorten the prompt to {max_seq_len - 1} tokens or raise "
-            "SchedulerConfig.max_seq_len or KvCacheConfig.max_tokens"
+            f"token; shorten the prompt to {max_seq_len - 1} tokens"
+            + how_to_fit(max_seq_len, max_position)
         )
 
 
@@ -213,7 +216,8 @@ def resolve_request(
             "stop_token_ids, or give the LLM a tokenizer"
         )
     vocab = limits.vocab_size
-    check_prompt_len(len(prompt_token_ids), limits.max_seq_len)  # before anything is copied
+    # Before anything is copied.
+    check_prompt_len(len(prompt_token_ids), limits.max_seq_len, limits.max_position)
     if limits.max_input_len is not None and len(prompt_token_ids) > limits.max_input_len:
         raise CapacityError(
             f"prompt has {len(prompt_token_ids)} tokens, SchedulerConfig.max_input_len = "
@@ -246,7 +250,9 @@ def resolve_request(
         depth = max(depth, len(external.tokens))
     prediction: list[int] = []
     if params.prediction is not None:
-        prediction = prediction_ids(params.prediction, prompt, tokenizer, vocab, limits.max_seq_len)
+        prediction = prediction_ids(
+            params.prediction, prompt, tokenizer, vocab, limits.max_seq_len, limits.max_position
+        )
     forces = params.structured_outputs is not None and spec_kwargs["speculative"]
     depth = max(depth, MAX_STEP_DRAFTS if forces else min(len(prediction), MAX_STEP_DRAFTS))
     if params.structured_outputs is not None:

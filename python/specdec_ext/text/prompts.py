@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.validate import check_text, show
 from ..errors import CapacityError, RequestError
+from ..request.longer_texts import how_to_fit
 from ..request.resolve import check_prompt_len
 from .chat_template import render_chat
 
@@ -22,11 +23,12 @@ class PromptReader:
 
     tokenizer    of the model; None: prompts are token ids
     max_seq_len  tokens of a request
+    max_position as many as the model has positions; None: they are not known
     """
 
-    def __init__(self, tokenizer: Any, max_seq_len: int) -> None:
+    def __init__(self, tokenizer: Any, max_seq_len: int, max_position: int | None = None) -> None:
         self._tokenizer = tokenizer
-        self._max_seq_len = max_seq_len
+        self._max_seq_len, self._max_position = max_seq_len, max_position
 
     @cached_property
     def max_chars(self) -> int:
@@ -56,7 +58,7 @@ class PromptReader:
             return given, self._encode("prompt", given, add_special_tokens=add_special_tokens)
         if hasattr(given, "tolist"):  # a NumPy array or a torch tensor of ids
             if getattr(given, "ndim", 1) == 1:
-                check_prompt_len(len(given), self._max_seq_len)
+                check_prompt_len(len(given), self._max_seq_len, self._max_position)
             given = given.tolist()
         if isinstance(given, (bytes, bytearray)) or not isinstance(given, Sequence):
             raise RequestError(
@@ -68,7 +70,7 @@ class PromptReader:
                 f"prompt = {show(given)}: a list of {len(given)} prompts where one is expected; "
                 "pass one text or one list of token ids, or give the list to generate()"
             )
-        check_prompt_len(len(given), self._max_seq_len)
+        check_prompt_len(len(given), self._max_seq_len, self._max_position)
         return text, list(given)
 
     def read_chat(
@@ -118,8 +120,8 @@ class PromptReader:
         if len(text) > self._max_seq_len and len(text) > self.max_chars:
             raise CapacityError(
                 f"{field} has {len(text)} characters, limit {self.max_chars}: max_seq_len = "
-                f"{self._max_seq_len} tokens cannot be more; shorten it, or raise "
-                "SchedulerConfig.max_seq_len or KvCacheConfig.max_tokens"
+                f"{self._max_seq_len} tokens cannot be more; shorten it"
+                + how_to_fit(self._max_seq_len, self._max_position)
             )
         check_text(field, text, RequestError)
         return list(self._tokenizer(text, **how)["input_ids"])

@@ -143,7 +143,10 @@ def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[
     for i, message in enumerate(messages):
         where = f"messages.{i}"
         if message.role == "function" or message.function_call:
-            raise ApiError(400, f"{where}: functions are called as tools here", param=where)
+            raise ApiError(
+                400, f"{where}: functions are called as tools here; give a call as `tool_calls` "
+                "and its result in a turn of role 'tool'", param=where,
+            )  # fmt: skip
         if message.audio is not None:
             raise ApiError(400, f"{where}: only text is supported", param=where)
         if message.refusal is not None:

@@ -14,7 +14,8 @@ __all__ = ["OFF", "Choosing", "Sampled", "StreamOptions", "Strict"]
 
 # Fields of the OpenAI schemas that this server can only leave off -> (the values that ask for
 # nothing, why others are refused). A field that comes to be served leaves this table.
-_NO_TOOLS = "this version calls no tools"
+_NO_TOOLS = "this endpoint calls no tools; /v1/chat/completions takes `tools`"
+_OLD_TOOLS = "give the functions as `tools` and `tool_choice`, which have replaced it"
 _NO_STORE = "this server stores nothing"
 _TEXT_ONLY = "the model reads and writes text only"
 OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -24,8 +25,8 @@ OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "background_options": ((None,), _NO_STORE),
     "context_management": ((None, []), "a conversation is never shortened"),
     "conversation": ((None,), _NO_STORE),
-    "function_call": ((None, "none"), _NO_TOOLS),
-    "functions": ((None, []), _NO_TOOLS),
+    "function_call": ((None, "none"), _OLD_TOOLS),
+    "functions": ((None, []), _OLD_TOOLS),
     "image": ((None,), _TEXT_ONLY),
     "max_tool_calls": ((None,), _NO_TOOLS),
     "modalities": ((None, ["text"]), _TEXT_ONLY),
@@ -43,7 +44,7 @@ OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "tools": ((None, []), _NO_TOOLS),
     "truncation": ((None, "disabled"), "a conversation is never shortened"),
     "verbosity": ((None, "medium"), "how much the model writes is max_tokens"),
-    "web_search_options": ((None,), _NO_TOOLS),
+    "web_search_options": ((None,), "this server searches nothing"),
 }
 
 

@@ -177,7 +177,7 @@ class DecoderBackend(Backend):
         """What a client has to know to hold a request against this engine (remote.py)."""
         limits, llm = self.llm.engine.limits, self.llm
         names = ("vocab_size", "max_seq_len", "eos_token_ids", "num_pages", "tokens_per_block",
-                 "seed", "max_queued_requests", "max_input_len")  # fmt: skip
+                 "seed", "max_queued_requests", "max_input_len", "max_position")  # fmt: skip
         return {
             "report": self._json(
                 {

@@ -57,7 +57,7 @@ class RemoteLLM:
         self.engine = _Engine(limits, about["numerics"], tokenizer)
         self.model = SimpleNamespace(vocab_size=limits.vocab_size, impl=about["model_impl"])
         self.kv_cache_config = KvCacheConfig(enable_block_reuse=about["enable_block_reuse"])
-        self.prompts = PromptReader(tokenizer, limits.max_seq_len)
+        self.prompts = PromptReader(tokenizer, limits.max_seq_len, limits.max_position)
 
     def describe(self) -> dict[str, Any]:
         """The engine's limits and metrics, now."""
