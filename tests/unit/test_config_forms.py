@@ -128,7 +128,7 @@ def test_broken_text_is_a_config_error(text: str) -> None:
     ({"num_speculative_tokens": 5}, "no method"),
     ({}, "no method"),
     ({"typo": 1}, "unknown key 'typo'; correct or remove it, and add the method"),
-    ({"max_draft_len": 3, "num_speculative_tokns": 5}, r"'num_spec.*tokns' \(did you mean 'num_spe"),
+    ({"max_draft_len": 3, "num_speculative_tokns": 5}, r"'num_.*tokns' \(did you mean 'num_spe"),
     ({"methd": "ngram"}, r"unknown key 'methd'; did you mean 'method'\?$"),
     ('{"method": "ngram", "method": "lookahead"}', "given twice"),
     ("method: ngram\nmax_draft_len: 3\nmax_draft_len: 4\n", "given twice"),

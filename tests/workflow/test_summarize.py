@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,20 @@ def test_chat_wraps_what_is_not_wrapped(tmp_path: Path, capsys: Capture) -> None
     command = ["generate", f"--model={folder}", "--input_text", wrapped, "--system_prompt", "Be."]
     assert main(command) == 2
     assert "write the system message into the prompt" in capsys.readouterr().err
+
+
+def test_where_the_report_goes_is_checked_first(
+    long_tiny: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("specdec_ext.cli.summarize.make_llm", pytest.fail)
+    sealed = tmp_path / "sealed.json"
+    sealed.write_text("{}")
+    monkeypatch.setattr("specdec_ext.cli.output.os.access", lambda path, how: path != sealed)
+    for path, words in (
+        (tmp_path / "nowhere" / "x.json", "no such folder .*make it first"),
+        (tmp_path, "is a folder"),
+        (sealed, "cannot be written"),
+    ):
+        command = ["summarize", "--test_specdec", f"--model={long_tiny}", f"--dataset_dir={data}"]
+        assert main([*command, f"--output_json={path}"]) == 2
+        assert re.search(f"--output_json '{path}'.*{words}", capsys.readouterr().err)

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import bench_serve
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error
+from .output import check_output
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 from .speculation import named_speculation
 
@@ -140,10 +141,7 @@ def _check(args: argparse.Namespace) -> None:
     for flag, (value, low) in counts.items():
         remedy = "a median of fewer rounds says little" if flag == "--num-iters" else ""
         check_int(flag, value, ConfigError, low=low, high=1_000_000, remedy=remedy)
-    if args.output_json is not None:
-        folder = Path(args.output_json).expanduser().resolve().parent
-        if not folder.is_dir():
-            usage_error(args, f"--output-json {args.output_json!r}: no such folder {str(folder)!r}")
+    check_output(args, "--output-json", args.output_json)
 
 
 def _params(args: argparse.Namespace) -> Any:

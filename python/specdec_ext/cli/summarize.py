@@ -11,6 +11,7 @@ from typing import Any
 
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error
 from .flags import ForeignFlags, add_foreign_arguments, note_foreign
+from .output import check_output
 
 __all__ = ["add_arguments", "run"]
 
@@ -116,6 +117,7 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("batch_size", "max_ite", "output_len", "max_input_length"):
         if getattr(args, name) < 1:
             usage_error(args, f"--{name} = {getattr(args, name)}: expected at least 1")
+    check_output(args, "--output_json", args.output_json)
     if args.engine_dir is None and args.model is None:
         args.model = args.hf_model_dir
         if args.test_hf and args.model is None:  # one transformers reads, the same on both sides
@@ -202,7 +204,7 @@ def _report(args: argparse.Namespace, articles: Any, sides: list[Any]) -> int:
     text = json.dumps(report, ensure_ascii=False, allow_nan=False)
     if args.output_json is not None:
         try:
-            Path(args.output_json).write_text(text + "\n", encoding="utf-8")
+            Path(args.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             usage_error(args, f"--output_json {args.output_json!r} cannot be written: {error}")
     if args.json:

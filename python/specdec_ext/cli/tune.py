@@ -10,6 +10,7 @@ from typing import Any
 
 from ..extras import require
 from .common import add_llm_arguments, make_llm, usage_error
+from .output import check_output
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 from .speculation import named_speculation
 
@@ -139,8 +140,7 @@ def _check(args: argparse.Namespace) -> None:
     check_float("--max-seconds", args.max_seconds, ConfigError, above=0.0)
     for flag, path in (("--output-json", args.output_json), ("--output", args.output),
                        ("--png", args.png)):  # fmt: skip
-        if path is not None and not Path(path).expanduser().resolve().parent.is_dir():
-            usage_error(args, f"{flag} {path!r}: no such folder")
+        check_output(args, flag, path)
 
 
 def read_cost(path: str) -> dict[int, float]:
