@@ -24,6 +24,7 @@ from .speculation import (
 __all__ = [
     "SpecdecParser",
     "add_llm_arguments",
+    "checked_threads",
     "external_lookup",
     "human_bytes",
     "llm_kwargs",
@@ -258,18 +259,24 @@ def refuse_engine_options(args: argparse.Namespace) -> None:
                         "leave it out, or start that server with it")  # fmt: skip
 
 
+def checked_threads(args: argparse.Namespace) -> int | None:
+    """--threads, if it was given. Raises ConfigError."""
+    from ..config.limits import MAX_THREADS
+    from ..config.validate import check_int
+    from ..errors import ConfigError
+
+    if args.threads is None:
+        return None
+    return check_int("--threads", args.threads, ConfigError, low=1, high=MAX_THREADS)
+
+
 def make_llm(args: argparse.Namespace, **overrides: Any) -> Any:
     """Check the options, then load the model; `overrides` are LLM's arguments."""
     kwargs = {**llm_kwargs(args), **overrides}
-    if args.threads is not None:
-        from ..config.limits import MAX_THREADS
-        from ..config.validate import check_int
-        from ..errors import ConfigError
-
-        check_int("--threads", args.threads, ConfigError, low=1, high=MAX_THREADS)
+    if (threads := checked_threads(args)) is not None:
         from ..installation import set_num_threads
 
-        set_num_threads(args.threads)
+        set_num_threads(threads)
     from ..llm import LLM
 
     with warnings.catch_warnings(record=True) as caught:

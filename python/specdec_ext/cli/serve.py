@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config.validate import check_int
 from ..errors import ConfigError
-from .common import add_llm_arguments, llm_kwargs, make_llm, usage_error
+from .common import add_llm_arguments, checked_threads, llm_kwargs, make_llm, usage_error
 
 __all__ = ["DEFAULT_QUEUED", "add_arguments", "make_server_llm", "run"]
 
@@ -201,7 +201,10 @@ def run(args: argparse.Namespace) -> int:
 
         arguments = {**llm_kwargs(args), **_server_configs(args, args.max_queued_requests)}
         run_replicas(
-            arguments, settings, scaling={"num_replicas": args.replicas, **scaling},
+            arguments, settings,
+            scaling={
+                "num_replicas": args.replicas, "num_threads": checked_threads(args), **scaling,
+            },
             host=args.host, port=args.port,
         )  # fmt: skip
         return 0

@@ -24,10 +24,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..config.limits import MAX_THREADS
 from ..config.parse import parse_kv_cache_config
 from ..config.read_text import read_text
 from ..config.validate import check_float, check_int, unknown_key
 from ..errors import ConfigError
+from ..installation import set_num_threads
 from ..llm import LLM
 from ..log import logger
 from .app import create_app
@@ -55,6 +57,7 @@ class ReplicaOptions:
     max_requests      unfinished requests of a replica; one more goes to the next on the ring
     upscale_seconds, downscale_seconds
                       that another number of replicas is wanted for before it is made so
+    num_threads       of the CPU kernels of a replica; None: $SPECDEC_NUM_THREADS, else all CPUs
     num_cpus, num_gpus
                       what Ray reserves for a replica
     """
@@ -65,6 +68,7 @@ class ReplicaOptions:
     max_requests: int = 256
     upscale_seconds: float = 30.0
     downscale_seconds: float = 600.0
+    num_threads: int | None = None
     num_cpus: float = 1.0
     num_gpus: float = 0.0
 
@@ -77,6 +81,9 @@ class ReplicaOptions:
             ("max_requests", self.max_requests, 1),
         ):
             check_int(f"ReplicaOptions.{name}", value, ConfigError, low=low, high=65536)
+        if self.num_threads is not None:
+            check_int("ReplicaOptions.num_threads", self.num_threads, ConfigError,
+                      low=1, high=MAX_THREADS)  # fmt: skip
         for name in ("upscale_seconds", "downscale_seconds"):
             check_float(
                 f"ReplicaOptions.{name}", getattr(self, name), ConfigError, above=0.0,
@@ -121,8 +128,15 @@ def _stay_on_loopback() -> None:
 class _Replica:
     """One engine and its application."""
 
-    def __init__(self, arguments: Mapping[str, Any], settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        arguments: Mapping[str, Any],
+        settings: ServerSettings,
+        num_threads: int | None = None,
+    ) -> None:
         _stay_on_loopback()
+        if num_threads is not None:
+            set_num_threads(num_threads)
         self._app = create_app(LLM(**arguments), settings)
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> AsyncIterator[Message]:
@@ -194,7 +208,7 @@ def make_app(
         graceful_shutdown_timeout_s=settings.drain_seconds + LAST_WORDS_SECONDS,
         ray_actor_options={"num_cpus": 0},
     )
-    app: Application = ingress.bind(replicas.bind(given, settings), settings)
+    app: Application = ingress.bind(replicas.bind(given, settings, options.num_threads), settings)
     return app
 
 
