@@ -58,6 +58,7 @@ SERVER = http://127.0.0.1:$(PORT)
 QUESTION = {"messages": [{"role": "user", "content": "Write a haiku about rivers."}], "max_tokens": 48, "temperature": 0}
 
 serve-demo: $(STAMPS)/model  ## a server with the default model, a page for your browser, one request by curl
+	@$(PY) -m specdec_ext.serve.address 127.0.0.1 $(PORT)  # or curl would ask who listens there
 	@$(VENV)/bin/specdec serve --prompt-lookup-config "[8,3]" --port $(PORT) & server=$$!; \
 	trap 'kill $$server 2>/dev/null; wait $$server' EXIT; trap 'exit 0' INT TERM; \
 	curl -sSf --retry 120 --retry-delay 1 --retry-connrefused -o /dev/null $(SERVER)/ready 2>/dev/null && \

@@ -162,6 +162,7 @@ def make_server_llm(args: argparse.Namespace, max_queued_requests: int) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes; 0 when what ran then has ended."""
+    from ..serve.address import check_address, check_socket_path
     from ..serve.interpreter import share_arenas
 
     share_arenas()  # before the model's threads have arenas of their own
@@ -185,8 +186,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--ssl-{option} {path}: there is no such file")
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
         usage_error(args, "--ssl-keyfile and --ssl-certfile go together; give both, or none")
-    if args.uds is not None and not Path(args.uds).absolute().parent.is_dir():
-        raise ConfigError(f"--uds {args.uds}: there is no such folder; make it first")
+    if args.uds is not None:
+        check_socket_path(args.uds)
+    else:
+        check_address(args.host, args.port)
     settings = _settings(args)
     try:
         from ..serve.app import create_app

@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from sse_starlette.sse import AppStatus
 
-from ..errors import EngineError
+from ..errors import ConfigError, EngineError
 from .interpreter import serving_interpreter
 from .middleware import access_logger
 
@@ -85,6 +85,8 @@ def run_server(app: FastAPI, **options: Any) -> None:
     """Serve until a signal ends it; returns when the running answers have ended.
 
     options  uvicorn.Config's: host, port, uds, ssl_keyfile, ssl_certfile, ...
+
+    Raises ConfigError where it could not listen, which it has logged.
     """
     _log_access()
     drain_seconds = app.state.serving.settings.drain_seconds
@@ -110,7 +112,11 @@ def run_server(app: FastAPI, **options: Any) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     if not server.started:
-        raise SystemExit(1)  # uvicorn has said why
+        where = options.get("uds") or f"{options.get('host')}:{options.get('port')}"
+        raise ConfigError(
+            f"the server could not listen on {where}, for the reason in the line above; choose "
+            "another address"
+        )
 
 
 def _log_access() -> None:
