@@ -14,6 +14,8 @@ from sse_reader import choice_text, chunks, events
 from starlette.testclient import TestClient
 
 from specdec_ext import LLM, SamplingParams
+from specdec_ext.serve.replies import completion_logprobs
+from specdec_ext.text.outputs import Logprob
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abcabcabc"}]
 PROMPT = "a tree, a tree, a tree"
@@ -302,6 +304,7 @@ def test_tokenize_and_back(client: TestClient, llm: LLM) -> None:
     answer = client.post("/tokenize", json={"prompt": PROMPT, "return_token_strs": True}).json()
     assert answer["tokens"] == ids and answer["count"] == len(ids)
     assert answer["max_model_len"] == 512 and len(answer["token_strs"]) == len(ids)
+    assert answer["token_strs"] == [llm.tokenizer.convert_ids_to_tokens(i) for i in ids]
     assert client.post("/detokenize", json={"tokens": ids}).json() == {"prompt": PROMPT}
     chat = client.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
     assert chat == llm.prompts.read_chat(MESSAGES)[1]
@@ -321,3 +324,9 @@ def test_models(client: TestClient) -> None:
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
     assert client.get("/version").json().keys() == {"version"}
+
+
+def test_of_tokens_with_one_text_the_better_one_is_shown() -> None:
+    row = {7: Logprob(-2.0, 2, "a"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(-3.0, 3, "b")}
+    got = completion_logprobs([7], [row], 3, 0)
+    assert got["top_logprobs"] == [{"a": -1.0, "b": -3.0}] and got["token_logprobs"] == [-2.0]

@@ -264,7 +264,9 @@ def test_build_and_run_time_must_agree() -> None:
 
 
 def test_arguments_of_other_projects() -> None:
-    refuse_unknown_arguments({"pipeline_parallel_size": 1, "quantization": None})
+    refuse_unknown_arguments({"pipeline_parallel_size": 1, "enable_lora": False})
+    with pytest.raises(ConfigError, match="did you mean 'quantization'"):
+        refuse_unknown_arguments({"quantisation": "int8"})
     with pytest.raises(UnsupportedConfigError, match="pipeline_parallel_size = 2"):
         refuse_unknown_arguments({"pipeline_parallel_size": 2})
     with pytest.raises(UnsupportedConfigError, match="max_beam_width = 4"):

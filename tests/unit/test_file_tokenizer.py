@@ -235,3 +235,17 @@ def test_the_default_model(tmp_path):
         assert_same_text(ours, theirs, [draw.randrange(len(theirs)) for _ in range(20)])
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert ours.get_vocab() == theirs.get_vocab()
+
+
+def test_tokens_of_ids_need_no_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    theirs.save_pretrained(tmp_path)
+    ours = read_file_tokenizer(tmp_path)
+    assert ours is not None
+    monkeypatch.setattr(FileTokenizer, "_transformers", pytest.fail)
+    ids = theirs("naive code")["input_ids"]
+    assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
+    assert ours.convert_ids_to_tokens(ids[0]) == theirs.convert_ids_to_tokens(ids[0])

@@ -32,9 +32,9 @@ __all__ = [
 
 _LLM_ARGUMENTS = (
     "model", "tokenizer", "speculative_config", "kv_cache_config", "scheduler_config", "dtype",
-    "model_impl", "max_draft_len", "speculative_decoding_mode", "tensor_parallel_size", "seed",
-    "allow_pickle", "enable_prefix_caching", "device", "numerics", "max_batch_size", "max_seq_len",
-    "max_num_tokens", "swap_space",
+    "quantization", "model_impl", "max_draft_len", "speculative_decoding_mode",
+    "tensor_parallel_size", "seed", "allow_pickle", "enable_prefix_caching", "device", "numerics",
+    "max_batch_size", "max_seq_len", "max_num_tokens", "swap_space",
 )  # fmt: skip
 # Arguments of other projects' LLM classes: where the same thing is said here.
 _ELSEWHERE = {
@@ -47,7 +47,7 @@ _ELSEWHERE = {
     "tokenizer_dir": "tokenizer=...",
 }
 _ONLY_ONE = ("pipeline_parallel_size", "data_parallel_size", "max_beam_width", "beam_width")
-_UNSUPPORTED = ("quantization", "trust_remote_code", "enable_lora")
+_UNSUPPORTED = ("trust_remote_code", "enable_lora")
 
 _THREADS = "SPECDEC_NUM_THREADS"
 

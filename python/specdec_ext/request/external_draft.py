@@ -14,10 +14,9 @@ from ..config.base import Spelled
 from ..config.limits import MAX_DRAFT_LEN
 from ..config.validate import check_bool, check_float, check_int, show
 from ..errors import RequestError
+from .sampling_lists import MAX_TOKEN_ID
 
 __all__ = ["ExternalDraftTokensConfig"]
-
-MAX_TOKEN_ID = 2**31 - 1
 
 
 def _logits_shape(logits: Any) -> tuple[int, int]:

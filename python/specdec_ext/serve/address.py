@@ -79,9 +79,7 @@ def check_socket_path(path: str) -> None:
             raise ConfigError(
                 f"--uds {path}: {error.strerror or error}; choose another path"
             ) from None
-    raise ConfigError(
-        f"--uds {path}: another process listens there; end it, or take another"
-    )
+    raise ConfigError(f"--uds {path}: another process listens there; end it, or take another")
 
 
 if __name__ == "__main__":

@@ -160,10 +160,13 @@ def completion_logprobs(
         "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
     }  # fmt: skip
     for token_id, row in zip(token_ids, rows, strict=True):
-        text, logprob, best = first, None, None
+        text, logprob = first, None
+        best: dict[str, float] | None = None
         if row is not None:
             text, logprob = _text(token_id, row[token_id]), row[token_id].logprob
-            best = {_text(t, value): value.logprob for t, value in _best(row, count)}
+            best = {}
+            for t, value in _best(row, count):  # of tokens with the same text the better one
+                best.setdefault(_text(t, value), value.logprob)
         result["tokens"].append(text)
         result["token_logprobs"].append(logprob)
         result["top_logprobs"].append(best)

@@ -104,6 +104,12 @@ class FileTokenizer:
         token_id = self.backend_tokenizer.token_to_id(tokens)
         return getattr(self, "unk_token_id", None) if token_id is None else token_id
 
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        """The token of an id, or tokens of several; None for what is none."""
+        if isinstance(ids, int):
+            return self.backend_tokenizer.id_to_token(ids)
+        return [self.backend_tokenizer.id_to_token(int(token)) for token in ids]
+
     def get_chat_template(self, *given: Any, **how: Any) -> str:
         """The template of the folder."""
         if given or how or self.chat_template is None:

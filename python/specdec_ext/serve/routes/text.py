@@ -46,7 +46,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
         "token_strs": None,
     }
     if body.return_token_strs:
-        result["token_strs"] = tokenizer.convert_ids_to_tokens(ids)
+        result["token_strs"] = await serving.bridge.in_thread(tokenizer.convert_ids_to_tokens, ids)
     return result
 
 
