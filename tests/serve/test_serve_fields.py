@@ -11,7 +11,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
 from starlette.testclient import TestClient
 
-from specdec_ext.serve.schema.chat import ChatRequest
+from specdec_ext.serve.schema.chat import ChatRequest, Message, conversation
 from specdec_ext.serve.schema.common import OFF
 from specdec_ext.serve.schema.completions import CompletionRequest
 from specdec_ext.serve.schema.responses import ResponsesRequest
@@ -292,3 +292,12 @@ def test_other_paths_and_methods(client: TestClient) -> None:
         reply = client.request(method, path)
         assert reply.status_code == status
         assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_arguments_of_earlier_calls_keep_the_clients_words() -> None:
+    own = '{"city":"R\u00f6m",  "n":1.0}'
+    call = {"id": "1", "type": "function", "function": {"name": "go", "arguments": own}}
+    turns = [Message(role="assistant", content="Yes.", tool_calls=[call, call])]
+    [turn] = conversation(turns)
+    line = f'{{"name": "go", "arguments": {own}}}'
+    assert turn["content"] == f"Yes.\n{line}\n{line}"

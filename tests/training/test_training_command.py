@@ -13,6 +13,7 @@ import pytest
 from workshop import sentences
 
 from specdec_ext.cli import main
+from specdec_ext.errors import ModelError
 from specdec_ext.report.read import read_result
 
 SMALL = {
@@ -113,6 +114,23 @@ def test_runs_do_not_get_in_each_others_way(
         assert main(words) == 0
     [cache] = (tmp_path / "root" / "training").iterdir()
     assert cache.name.startswith("target") and len(list(cache.glob("shard-*"))) == 3
+
+
+def test_another_output_goes_on_from_the_same_checkpoint(
+    target: Path, messages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path / "root"))
+    folders: list[Path] = []
+
+    def collect(prepared: Any, *_: Any) -> None:
+        folders.append(prepared.work_dir)
+        raise ModelError("enough")
+
+    monkeypatch.setattr("specdec_ext.training.run._collect", collect)
+    for more in (["--output", "one"], ["--output", "two"], ["--output", "one", "--steps", "3"]):
+        words = ["train-medusa", "--model", str(target), "--data", str(messages), *more]
+        assert main([*words, "--draft-vocab-size", "64", "--max-new-tokens", "24"]) == 4
+    assert folders[0] == folders[1] != folders[2]
 
 
 def test_bad_data_are_one_message_and_nothing_is_written(

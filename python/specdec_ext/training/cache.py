@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ class CacheWriter:
             if path.is_file():
                 self._require_same(path)
             else:
-                partial = path.with_suffix(".partial")
+                partial = path.with_suffix(f".{os.getpid()}.partial")  # another run has its own
                 partial.write_text(json.dumps(self.description, indent=1) + "\n")
                 partial.rename(path)
         except OSError as error:
@@ -117,7 +118,7 @@ class CacheWriter:
         # One value: the order of several is not fixed, and equal texts are to give equal bytes.
         about = {"checksum": _checksum(tensors), "categories": [r.category for r in records]}
         path = self.folder / name
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # another run has its own
         try:
             save_file(tensors, partial, metadata={"about": json.dumps(about)})
             partial.replace(path)

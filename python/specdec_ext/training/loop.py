@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -253,7 +254,7 @@ class Training:
         if self._folder is None or not self.ranks.is_first:
             return
         path = self._folder / CHECKPOINT
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")  # another run has its own
         state = {
             "identity": self._identity,
             "step": self.step,

@@ -138,6 +138,7 @@ def _prepare(options: TrainOptions, excluded: Exclusion) -> _Prepared:
     root = cache_root() / "training"
     # Another run has another checkpoint; an equal one goes on from it.
     what = {**dataclasses.asdict(options), "texts": [task.key for task in tasks]}
+    del what["output"]  # where the result goes does not change it
     run = fingerprint(json.loads(json.dumps(what, default=str)))[:12]
     return _Prepared(
         options, config, name, sha, tokenizer, frame, tasks, excluded,

@@ -133,6 +133,18 @@ def _calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
     return calls
 
 
+def _as_written(tool_calls: Any) -> list[str]:
+    """Calls that _calls() has read, as texts. The arguments keep the client's own words: other
+    spaces or escapes would be other tokens than those whose K/V is cached."""
+    functions = [
+        call["function"] for call in (tool_calls if isinstance(tool_calls, list) else [tool_calls])
+    ]
+    return [
+        f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+        for function in functions
+    ]
+
+
 def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[dict[str, Any]]:
     """The turns as chat templates take them. Raises ApiError for other media.
 
@@ -163,7 +175,8 @@ def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[
         if calls and keeps_calls:
             turn["tool_calls"] = [{"type": "function", "function": call} for call in calls]
         elif calls:
-            turn["content"] = "\n".join(filter(None, [content, *map(json.dumps, calls)]))
+            written = _as_written(message.tool_calls)
+            turn["content"] = "\n".join(filter(None, [content, *written]))
         if message.name is not None:
             turn["name"] = message.name
         turns.append(turn)
