@@ -104,7 +104,10 @@ TokenLogprobs compute_logprobs(const float* scores, int vocab_size, TokenId toke
   if (top > 0) {
     std::vector<TokenId> ids(vocab_size);
     for (int id = 0; id < vocab_size; ++id) ids[id] = id;
+    // NaN last: an order needs a place for everything.
     auto better = [&](TokenId a, TokenId b) {
+      const bool a_is_nan = std::isnan(scores[a]), b_is_nan = std::isnan(scores[b]);
+      if (a_is_nan || b_is_nan) return a_is_nan == b_is_nan ? a < b : b_is_nan;
       return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
     };
     std::partial_sort(ids.begin(), ids.begin() + top, ids.end(), better);

@@ -1,4 +1,6 @@
-// First tokens that are drawn side by side: those that requests would draw one after another.
+// First tokens that are drawn side by side: those that requests would draw one after another. And
+// logprobs of rows with NaN.
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <vector>
@@ -7,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "check.h"
 #include "engine/host_accept.h"
+#include "engine/score_processor.h"
 
 namespace specdec {
 namespace {
@@ -67,6 +70,29 @@ TEST(only_rows_that_nothing_else_decides_are_drawn_in_front) {
   params.grammar = false;
   params.sampling = {};
   CHECK(!draws(acceptor, 1));
+}
+
+TEST(top_logprobs_of_a_row_with_nan_are_the_best_numbers) {
+  std::mt19937 random(8);
+  for (int round = 0; round < 200; ++round) {
+    const int vocab = 1 + static_cast<int>(random() % 600), top = static_cast<int>(random() % 40);
+    std::vector<float> scores(static_cast<std::size_t>(vocab));
+    std::vector<TokenId> numbers;
+    for (int id = 0; id < vocab; ++id) {
+      const bool bad = random() % 3 == 0;
+      scores[static_cast<std::size_t>(id)] =
+          bad ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(random() % 50);
+      if (!bad) numbers.push_back(id);
+    }
+    std::stable_sort(numbers.begin(), numbers.end(), [&](TokenId a, TokenId b) {
+      return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
+    });
+    const TokenLogprobs found = compute_logprobs(scores.data(), vocab, 0, top);
+    CHECK(found.top.size() == static_cast<std::size_t>(std::min(top, vocab)));
+    for (std::size_t i = 0; i < std::min(found.top.size(), numbers.size()); ++i) {
+      CHECK(found.top[i].first == numbers[i]);
+    }
+  }
 }
 
 }  // namespace
