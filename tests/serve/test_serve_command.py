@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from specdec_ext.bench.machine import _without_keys
 from specdec_ext.cli import main
 from specdec_ext.errors import ConfigError
-from specdec_ext.serve.address import check_socket_path
+from specdec_ext.serve.address import check_address, check_socket_path
 from specdec_ext.serve.server import run_server
 
 
@@ -109,3 +109,17 @@ def test_reports_show_no_key() -> None:
     assert _without_keys(words) == [
         "bench", "serve", "--api-key", "...", "--api-key=...", "--model", "m",
     ]  # fmt: skip
+
+
+def test_an_address_of_a_family_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may stand for several addresses; those of the others suffice."""
+    stream = (socket.SOCK_STREAM, 0, "")
+    here = (socket.AF_INET, *stream, ("127.0.0.1", 0))
+    other = (12345, *stream, ("::1", 0, 0, 0))
+    for found, fits in (([other, here], True), ([here, other], True), ([other], False)):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        if fits:
+            check_address("somewhere", 0)
+        else:
+            with pytest.raises(ConfigError, match="--host somewhere --port 0: "):
+                check_address("somewhere", 0)

@@ -18,6 +18,8 @@ from ..errors import ConfigError, SpecdecError
 
 __all__ = ["check_address", "check_socket_path"]
 
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
 
 def check_address(host: str, port: int) -> None:
     """Raise ConfigError unless a server can listen on the port, of all addresses of the host."""
@@ -29,18 +31,18 @@ def check_address(host: str, port: int) -> None:
         ) from None
     missing = 0
     for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as probe:
-            # As the server's own: connections that have just ended do not keep the port.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                # As the server's own: connections that have just ended do not keep the port.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind(address)
-            except OSError as error:
-                # A name may have an address more than this machine has.
-                if error.errno == errno.EADDRNOTAVAIL and (missing := missing + 1) < len(found):
-                    continue
-                raise ConfigError(_refusal(host, port, error)) from None
+        except OSError as error:
+            # A name may have an address more than this machine has, or of a family that it has not.
+            if error.errno in _NOT_HERE and (missing := missing + 1) < len(found):
+                continue
+            raise ConfigError(_refusal(host, port, error)) from None
 
 
 def _refusal(host: str, port: int, error: OSError) -> str:
