@@ -116,7 +116,7 @@ class StepModel(Protocol):
         largest score of each row, -1 for a row that holds a NaN. The result is valid until the next
         call. The native decoder on the CPU returns NumPy arrays, all other models torch tensors.
         A model that finds the ids beside the scores at little cost has them in an attribute,
-        `best_ids`, until the next call.
+        `best_ids`, until the next call; whoever changes the scores sets it to None.
 
         hidden  float32 [L, hidden_size], contiguous, on the host or on the model's device. It
                 receives the head's input for each of these rows: the output of the final norm
