@@ -147,28 +147,3 @@ def tables_of(result: dict[str, Any]) -> list[str]:
     if result["not_installed"]:
         tables.append("Not installed: " + ", ".join(result["not_installed"]) + ".")
     return tables
-
-
-def headline(result: dict[str, Any]) -> str:
-    """Markdown: the medians of the ratios, a column for each width; beside a busy neighbour,
-    for which no ratio is kept, the ratio of the medians."""
-    lines: dict[str, dict[str, float]] = {}
-    for width, found in result["results"].items():
-        for name, r in found["ratios"].items():
-            lines.setdefault(name, {})[width] = r["median"]
-        decode = {
-            program: line["median"]["decode"]
-            for program, line in found["programs"].items()
-            if "beside" in program and "median" in line
-        }
-        for program, ours in decode.items():
-            theirs = decode.get(program.replace(OURS, "llama_cpp"))
-            if program.startswith(OURS) and theirs is not None:
-                name = f"{program.removeprefix(OURS).strip()} / llama_cpp's there, decode"
-                lines.setdefault(name, {})[width] = ours / theirs
-    widths = list(result["results"])
-    rows = [
-        [name.replace("_", "."), *(line.get(width, "") for width in widths)]
-        for name, line in lines.items()
-    ]
-    return common.markdown(["ours / theirs, median", *widths], rows)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,17 @@ from benchmarks import (
     common,
     model_drafters,
     peers_cpu_tables,
+    report_brief,
     sampling_rows,
     serve_tables,
 )
 
+Result = report_brief.Result
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 SETS = ("humaneval", "mtbench", "gsm8k", "squad", "news")
 
 
-def results_of(name: str) -> list[tuple[Path, dict[str, Any]]]:
+def results_of(name: str) -> list[Result]:
     """Returns a benchmark's result files, the newest first by the date inside them."""
     found = [(path, json.loads(path.read_text())) for path in common.RESULTS.glob(f"{name}-*.json")]
     return sorted(found, key=lambda item: item[1]["environment"]["date"], reverse=True)
@@ -149,32 +149,6 @@ def never_slower(result: dict[str, Any]) -> str:
     return common.markdown(["decode / with prompts / a request", *SETS], rows)
 
 
-def mean_and_range(ratios: list[float]) -> str:
-    """Geometric mean (least to most); '' of none."""
-    if not ratios:
-        return ""
-    mean = statistics.geometric_mean(ratios)
-    return f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def never_slower_in_brief(result: dict[str, Any]) -> str:
-    """One line for each width, batch and temperature: the geometric mean of the sets, and the least
-    and the most of them."""
-    lines: dict[str, dict[str, list[float]]] = {}
-    for name, programs in result["results"].items():
-        *batch, _, temperature = name.split(", ")
-        line = lines.setdefault(", ".join([*batch, temperature]), {})
-        for kind in ("total", "request"):
-            if wall := programs["auto"].get(f"wall {kind}"):
-                line.setdefault(kind, []).append(wall["median"])
-    rows = [
-        [name, *(mean_and_range(line.get(kind, [])) for kind in ("total", "request"))]
-        for name, line in sorted(lines.items())
-    ]
-    header = ["mean of five sets (least to most)", "all of them, with prompts", "a request"]
-    return common.markdown(header, rows)
-
-
 def edits(result: dict[str, Any]) -> str:
     return code_edits.summary_table(result["summary"])
 
@@ -183,10 +157,6 @@ def serve_peers(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [serve_tables.peers_headline(result["rows"]), serve_tables.peers(result["rows"])]
     )
-
-
-def serve_peers_headline(result: dict[str, Any]) -> str:
-    return serve_tables.peers_headline(result["rows"])
 
 
 def serve_latency(result: dict[str, Any]) -> str:
@@ -227,55 +197,33 @@ SECTIONS = {
 }
 
 
-# In the README these stand alone, and the first in brief.
-HEADLINES = {
-    "peers_cpu": (
-        "Speed against other programs on this CPU: the same file, the same threads",
-        peers_cpu_tables.headline,
-    ),
-    "never_slower": SECTIONS["never_slower"],
-    **{
-        name: (SECTIONS[name][0], never_slower_in_brief)
-        for name in ("never_slower_8", "never_slower_32")
-    },
-    "serve_peers": (SECTIONS["serve_peers"][0], serve_peers_headline),
-}
-PAGES = {
-    "README.md": (HEADLINES, "benchmarks/results"),
-    "docs/results.md": (SECTIONS, "../benchmarks/results"),
-}
-
-
 # A call of these may measure some cells alone: what the newest file lacks is an earlier one's.
 BY_CELL = ("never_slower", "never_slower_8", "never_slower_32")
 # These are shown for every processor that they were measured on.
 BY_PROCESSOR = ("peers_cpu", *BY_CELL, "code_edits", "code_edits_bfloat16")
 
 
-def report(page: str) -> str:
-    """Returns the markdown of the page's sections that have a result."""
-    sections, folder = PAGES[page]
+def results_page(folder: str) -> str:
+    """Returns the markdown of every section that has a result."""
     parts = []
-    for name, (title, table) in sections.items():
-        groups: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    for name, (title, table) in SECTIONS.items():
+        groups: dict[str, list[Result]] = {}
         for path, result in results_of(name):
             key = processor(result) if name in BY_PROCESSOR else ""
             groups.setdefault(key, []).append((path, result))
-        parts += [section(name, found, title, table, folder) for found in groups.values()]
+        for found in groups.values():
+            result, more = merged(found) if name in BY_CELL else (found[0][1], [])
+            heading = caption(found[0][0], result, title, folder)
+            if more:
+                heading += f"; other cells: {report_brief.sources(more, folder)}"
+            parts.append(f"{heading}\n\n{table(result)}")
     return "\n\n".join(parts)
 
 
-def section(
-    name: str,
-    found: list[tuple[Path, dict[str, Any]]],
-    title: str,
-    table: Callable[[dict[str, Any]], str],
-    folder: str,
-) -> str:
-    """Returns heading and table of the newest of these results; see BY_CELL."""
-    path, result = found[0]
-    heading = caption(path, result, title, folder)
-    for earlier, other in found[1:] if name in BY_CELL else ():
+def merged(found: list[Result]) -> tuple[dict[str, Any], list[Result]]:
+    """The newest of these results with the cells that it lacks, and the files these came from."""
+    result, sources = found[0][1], []
+    for path, other in found[1:]:
         have = result["results"]
         batches = {cell.split(", ")[1] for cell in have}  # the first files had all in one
         more = {
@@ -284,10 +232,49 @@ def section(
             if cell not in have and cell.split(", ")[1] in batches
         }
         if more:
-            result = {**result, "results": {**more, **result["results"]}}
-            date = other["environment"]["date"][:10]
-            heading += f"; other cells: {date} ([{earlier.stem}]({folder}/{earlier.name}))"
-    return f"{heading}\n\n{table(result)}"
+            result = {**result, "results": {**more, **have}}
+            sources.append((path, other))
+    return result, sources
+
+
+def readme(folder: str) -> str:
+    """Returns the markdown of the tables that say whether it is faster, and than what."""
+    peers = report_brief.newest(results_of("peers_cpu"))
+    served = results_of("serve_peers")[0]
+    auto, files = {}, []
+    for name in BY_CELL:
+        groups: dict[str, list[Result]] = {}
+        for path, result in results_of(name):
+            groups.setdefault(report_brief.brand(result), []).append((path, result))
+        for column, found in sorted(groups.items()):
+            result, more = merged(found)
+            auto.setdefault(column, {}).update(result["results"])
+            files += [found[0], *more]
+    return "\n\n".join(
+        [
+            "**Tokens per second over those of other programs: the same file, two threads of the "
+            f"same CPU** ({report_brief.sources(peers.values(), folder)})",
+            report_brief.peers_cpu(peers),
+            "**Plain decoding's time over that of the default, "
+            '`speculative_config="auto"`, prompts included**, of B requests at once '
+            f"({report_brief.sources(files, folder)})",
+            report_brief.never_slower(auto),
+            caption(*served, SECTIONS["serve_peers"][0], folder),
+            serve_tables.peers_headline(served[1]["rows"]),
+        ]
+    )
+
+
+PAGES = {
+    "README.md": (readme, "benchmarks/results"),
+    "docs/results.md": (results_page, "../benchmarks/results"),
+}
+
+
+def report(page: str) -> str:
+    """Returns what stands between the markers of the page."""
+    tables, folder = PAGES[page]
+    return tables(folder)
 
 
 def write(page: str) -> None:
@@ -310,7 +297,7 @@ def main() -> int:
         for page in PAGES:
             write(page)
     else:
-        print(report("docs/results.md") or "no results yet")
+        print(report("docs/results.md"))
     return 0
 
 

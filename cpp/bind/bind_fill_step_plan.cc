@@ -82,7 +82,7 @@ void fill_step_plan(StepPlan& plan, const StepArrays& a, int page_size, int num_
   plan.num_requests = kept;
   plan.num_rows = rows;
   plan.num_logit_rows = choices;
-  plan.num_prefill_rows = 0;
+  plan.num_prompts = plan.num_prefill_rows = 0;
   plan.needs_logits = needs_logits;
   ++plan.generation;
 }

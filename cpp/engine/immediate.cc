@@ -72,7 +72,8 @@ const StepPlan* Executor::build() {
   StepPlan& plan = host_->plan;
   if (host_->stage == HostSteps::Stage::kBuilt) return &plan;  // its caller was interrupted
   plan.step = step_.index;
-  plan.num_requests = plan.num_rows = plan.num_logit_rows = plan.num_prefill_rows = 0;
+  plan.num_requests = plan.num_rows = plan.num_logit_rows = 0;
+  plan.num_prompts = plan.num_prefill_rows = 0;
   plan.needs_logits = false;
   plan.cu_rows[0] = plan.cu_logits[0] = 0;
   draft_places();
@@ -99,6 +100,7 @@ void Executor::build_place(Place& place, int index) {
       plan.positions[first + i] = place.start + i;
       plan.parents[first + i] = i - 1;
     }
+    ++plan.num_prompts;
     plan.num_prefill_rows += place.rows;
     plan.kv_len[b] = place.start;
     plan.is_tree[b] = 0;

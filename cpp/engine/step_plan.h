@@ -28,6 +28,7 @@ struct StepPlan {
   std::int64_t step = -1;     // of the executor that planned it
   bool needs_logits = false;  // some request needs full score rows, not just the argmax
   int num_prefill_rows = 0;   // rows that belong to prompts
+  int num_prompts = 0;        // requests that have such rows, in front of the others
   int num_requests = 0, num_rows = 0, num_logit_rows = 0;
   int page_table_stride = 0;
 

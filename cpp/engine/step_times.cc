@@ -99,26 +99,22 @@ void StepTimes::forget_stale() {
              start_.prefill_scale());
 }
 
-// The step's requests that read prompts come first.
+// Drafts that came with a prompt are rows like those that decode.
 bool StepTimes::observe_prefill(const StepPlan& plan, double seconds) {
   if (!(seconds > 0.0)) return false;
-  const int prompts = static_cast<int>(std::lower_bound(plan.cu_rows.begin(),
-                                                        plan.cu_rows.begin() + plan.num_requests,
-                                                        plan.num_prefill_rows) -
-                                       plan.cu_rows.begin());
-  const int decoding = plan.num_requests - prompts;
-  double context = 0.0, base = cost_(1);
+  const int prompts = plan.num_prompts, decoding = plan.num_requests - prompts;
+  const int others = std::max(1, plan.num_rows - plan.num_prefill_rows);
+  double context = 0.0, base = cost_(others);
   if (decoding > 0) {
     const auto* first = plan.kv_len.data() + prompts;
     const double tokens = std::accumulate(first, first + decoding, 0.0);
     StepCost now;
     cost_.at(decoding, tokens / decoding, &now);
-    base = now(plan.num_rows - plan.num_prefill_rows);
+    base = now(others);
   }
   for (int b = 0; b < prompts; ++b) {
     context += cost_.more_context(plan.cu_rows[b + 1] - plan.cu_rows[b], plan.kv_len[b]);
   }
-  const double others = std::max(1, plan.num_rows - plan.num_prefill_rows);
   const double rows = cost_.more_rows(others, plan.num_rows - others);
   // Whichever is more of it learns; the other one is believed.
   const PrefillScale& scale = cost_.prefill_scale();

@@ -6,10 +6,12 @@
 #include "algo/slot.h"
 #include "base/pages.h"
 #include "base/types.h"
+#include "engine/prediction.h"
 
 namespace specdec {
 
 void register_limits(pybind11::module_& m) {
+  m.attr("KNOWN_DRAFTS") = kKnownDrafts;
   m.attr("MAX_DRAFT_LEN") = kMaxDraftLen;
   m.attr("MAX_PAGE_SIZE") = kMaxPageSize;
   m.attr("MAX_STOP_IDS") = kMaxSlotStopIds;

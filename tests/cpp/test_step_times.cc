@@ -103,6 +103,7 @@ StepPlan mixed_step(int rows, int start, int decoding, int context) {
   plan.num_requests = 1 + decoding;
   plan.num_rows = rows + decoding;
   plan.num_prefill_rows = rows;
+  plan.num_prompts = 1;
   plan.kv_len[0] = start;
   for (int b = 0; b <= decoding; ++b) {
     plan.cu_rows[b + 1] = rows + b;
@@ -150,6 +151,26 @@ TEST(steps_that_read_prompts_teach_what_these_add) {
                "step_cost.prefill");
 }
 
+// Drafts behind prompts are no prompts' rows, and their requests do not decode.
+TEST(prompts_that_bring_drafts) {
+  constexpr int kPrompts = 2, kOwn = 6, kDrafts = 3, kDecoding = 4, kContext = 3000;
+  StepPlan plan(kPrompts + kDecoding, 32, 1);
+  plan.num_requests = kPrompts + kDecoding;
+  plan.num_prompts = kPrompts;
+  plan.num_prefill_rows = kPrompts * kOwn;
+  for (int b = 0; b < plan.num_requests; ++b) {
+    plan.cu_rows[b + 1] = plan.cu_rows[b] + (b < kPrompts ? kOwn + kDrafts : 1);
+    plan.kv_len[b] = b < kPrompts ? 0 : kContext;
+  }
+  plan.num_rows = plan.cu_rows[plan.num_requests];
+  const int others = plan.num_rows - plan.num_prefill_rows;
+  StepCost now;
+  guess().at(kDecoding, kContext, &now);
+  StepTimes times(guess());
+  times.observe(plan, now(others) + 3.0 * (guess()(plan.num_rows) - guess()(others)));
+  CHECK(close(times.cost().prefill_scale().rows, 3.0));
+}
+
 TEST(what_is_no_measurement_is_ignored) {
   StepTimes times(guess());
   for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
@@ -163,11 +184,12 @@ TEST(what_is_no_measurement_is_ignored) {
   plan.num_rows = 2;
   plan.cu_rows[1] = 2;
   plan.num_prefill_rows = 2;
+  plan.num_prompts = 1;
   for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
     CHECK(!times.observe(plan, seconds));
   }
   CHECK_EQ(times.observed(), 0);
-  plan.num_prefill_rows = 0;
+  plan.num_prefill_rows = plan.num_prompts = 0;
   CHECK(times.observe(plan, 1.0));
   CHECK_EQ(times.observed(), 1);
   for (int i = 0; i < 20; ++i) times.observe(2, 1, 0.0, std::numeric_limits<double>::infinity());

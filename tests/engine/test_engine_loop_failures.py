@@ -105,6 +105,42 @@ def test_a_wrong_result_of_the_model_fails_the_step(
     assert_idle(engine)
 
 
+@depths
+def test_a_step_that_cannot_be_planned_stops_the_engine(depth: int | None) -> None:
+    """Part of it is planned: nobody can tell what, so no step may follow it."""
+    engine = make_engine(NGRAM, max_batch_size=2, overlap_depth=depth)
+    states = [engine.submit(engine.resolve(p, SamplingParams(max_tokens=30))) for p in PROMPTS]
+    for _ in range(4):
+        engine.step()
+    assert not any(state.finished for state in states)
+
+    class Executor:
+        """The engine's, out of memory."""
+
+        def __init__(self, executor: Any) -> None:
+            self._executor = executor
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._executor, name)
+
+        def plan(self) -> Any:
+            raise MemoryError("no room")
+
+        stage = plan
+
+    whose = engine if depth is None else engine._pipeline
+    whose.executor = Executor(whose.executor)
+    stopped = "the engine stopped: MemoryError: no room; make a new LLM"
+    engine.run(states)
+    for prompt, state in zip(PROMPTS, states, strict=True):
+        assert state.finish_reason == "error"
+        assert state.error == stopped
+        assert state.token_ids == FUNCTION.reference(prompt, 30)[: len(state.token_ids)]
+    with pytest.raises(EngineError, match=f"^{stopped}$"):
+        engine.resolve(PROMPTS[0], SamplingParams(max_tokens=2))
+    engine.close()
+
+
 @pytest.mark.parametrize("go_on", [False, True])
 def test_ctrl_c_keeps_partial_output_and_the_engine(go_on: bool) -> None:
     engine = make_engine(NGRAM, fails_at={4: KeyboardInterrupt()})
@@ -184,7 +220,9 @@ def test_a_broken_device_ends_everybody() -> None:
     engine.run(states)
     assert {s.finish_reason for s in states} == {"error"}
     assert all("device-side assert" in (s.error or "") for s in states)
-    with pytest.raises(EngineError, match="closed"):
+    with pytest.raises(
+        EngineError, match="the engine stopped: .*device-side assert; make a new LLM"
+    ):
         engine.submit(engine.resolve([1], SamplingParams()))
     engine.close()
 

@@ -56,25 +56,6 @@ def test_ratios_are_taken_within_a_round_against_the_best_peer():
     assert "failed: no such type" in tables[0] and tables[2] == "Not installed: vllm."
 
 
-def test_the_headline_has_a_column_for_each_width_and_the_busy_neighbour():
-    q4 = {
-        "Q4_0/ours plain/0": cell(3.0),
-        "Q4_0/llama_cpp plain/0": cell(5.0),
-        "Q4_0/ours plain beside nice 0/0": cell(2.0),
-        "Q4_0/llama_cpp plain beside nice 0/0": cell(1.5),
-        "Q4_0/ours plain beside nice 10/0": cell(2.0),
-        "Q4_0/llama_cpp plain beside nice 10/0": {"failed": "x", "load_average": 0, "wall_s": 1.0},
-    }
-    f32 = {"F32/ours plain/0": cell(3.0), "F32/openvino plain/0": cell(2.0)}
-    found = peers_cpu_tables.summarise(q4 | f32, SETS)
-    lines = peers_cpu_tables.headline({"results": found}).splitlines()
-    assert lines[0] == "| ours / theirs, median | Q4_0 | F32 |"
-    assert "| plain / llama.cpp plain, decode | 2.00 |  |" in lines
-    assert "| plain / openvino plain, decode |  | 0.50 |" in lines
-    assert "| plain beside nice 0 / llama.cpp's there, decode | 0.50 |  |" in lines
-    assert not any("nice 10" in line for line in lines)
-
-
 def test_settings_of_another_run_are_refused(tmp_path):
     path = tmp_path / "cells.json"
     path.write_text('{"settings": {"rounds": 1}, "cells": {"a": 1}}')

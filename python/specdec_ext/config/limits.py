@@ -1,9 +1,10 @@
-"""Limits that are stated before the core is loaded; it has the same (cpp/base/types.h)."""
+"""Limits that are stated before the core is loaded; it has the same (test_public_names.py)."""
 
 from __future__ import annotations
 
 __all__ = [
     "MAX_DRAFT_LEN",
+    "MAX_KNOWN_DRAFTS",
     "MAX_OVERLAP_DEPTH",
     "MAX_STEP_TOKENS",
     "MAX_THREADS",
@@ -13,6 +14,7 @@ __all__ = [
 # One request verifies at most this many tokens in one step: the last decided token plus its drafts.
 MAX_STEP_TOKENS = 128
 MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
+MAX_KNOWN_DRAFTS = 16  # of a prediction or a grammar in one step
 MAX_OVERLAP_DEPTH = 2
 MAX_THREADS = 256  # of the CPU kernels (cpp/base/thread_pool.cc)
 # Far above any model that exists; it stops a damaged file before it asks for memory.

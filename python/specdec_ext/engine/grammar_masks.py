@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..config.limits import MAX_KNOWN_DRAFTS
 from ..text.grammar import Grammar
 
 __all__ = ["GrammarMasks"]
-
-_MOST_FORCED = 16  # drafts of one step: kKnownDrafts in engine/prediction.h
 
 
 class _Output:
@@ -93,8 +92,8 @@ class _Output:
         self.stand_behind([])
         if self.matcher.is_stopped():
             return list(self.grammar.end_ids[:1])
-        tokens = self.forced()[:_MOST_FORCED]
-        if 0 < len(tokens) < _MOST_FORCED:
+        tokens = self.forced()[:MAX_KNOWN_DRAFTS]
+        if 0 < len(tokens) < MAX_KNOWN_DRAFTS:
             ends = self.go_on(tokens) and self.matcher.is_stopped()
             tokens = self._path + list(self.grammar.end_ids[:1] if ends else ())
         return tokens

@@ -119,7 +119,14 @@ class EngineLoop(RequestTable):
         drafting = self._drafting
         if drafting is not None and not resumed:
             drafting.propose()
-        plan = self._grammars.plan(drafting) if self._grammars else self.executor.plan()
+        try:
+            plan = self._grammars.plan(drafting) if self._grammars else self.executor.plan()
+        except EngineError as error:  # a rank is lost: no step can run
+            self._stop_all(str(error))
+            raise
+        except Exception as error:  # out of memory: part of the step is planned
+            self._stop_for(error)
+            return None
         if plan is None:
             if not self.executor.in_flight:
                 return None
@@ -271,14 +278,19 @@ class EngineLoop(RequestTable):
         try:
             return list(self.executor.fail(plan, message))
         except Exception as broken:
-            self._stop_all(f"the engine stopped: {broken} (after: {message})")
+            self._stop_all(f"the engine stopped: {broken} (after: {message}); make a new LLM")
             return []
+
+    def _stop_for(self, error: Exception) -> None:
+        message = f"the engine stopped: {type(error).__name__}: {error}; make a new LLM"
+        logger.error(message, exc_info=error)
+        self._stop_all(message)
 
     def _stop_all(self, message: str) -> None:
         """End all requests with an error: the executor itself cannot go on."""
         with self._lock:
             states = list(self._states.values())
-            self._closed = True
+            self._closed, self._why_closed = True, message
         for state in states:
             self._end(state, "error", message)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from .. import _core
 from ..config.engine import KvCacheConfig, SchedulerConfig, pages_for
+from ..config.limits import MAX_KNOWN_DRAFTS
 from ..errors import ConfigError
 from ..models.windows import AttentionSpan
-from ..request.prediction import MAX_STEP_DRAFTS
 
 __all__ = [
     "CPU_POOL_LIMIT_BYTES",
@@ -198,7 +198,7 @@ def plan_memory(
         limit_bytes = min(limit_bytes, pool_limit_bytes)
     span = span or AttentionSpan()
     # Rows of a step: drafts, or as many as prediction and grammar make.
-    step = 1 + max(draft_len, MAX_STEP_DRAFTS)
+    step = 1 + max(draft_len, MAX_KNOWN_DRAFTS)
 
     def in_window(length: int) -> int:
         return pages_in_window(kv_cache, scheduler, span, length, step)

@@ -71,6 +71,7 @@ class RequestTable:
         self._wants_logits = False  # a request does, or did
         self._has_processors = False  # a request does, or did
         self._closed = self._wants_calibration = False
+        self._why_closed = "the engine is closed; make a new LLM"
         self._num_ended = 0
 
     def resolve(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> ResolvedRequest:
@@ -191,7 +192,7 @@ class RequestTable:
     def _require_open(self) -> None:
         self._steps.refuse_in_fork()
         if self._closed:
-            raise EngineError("the engine is closed; make a new LLM")
+            raise EngineError(self._why_closed)
 
     def _cancel_dropped(self) -> None:
         """Cancel the requests whose owners are gone. An owner leaves the list when that is done: an

@@ -10,11 +10,9 @@ from ..errors import CapacityError, RequestError
 from .longer_texts import how_to_fit
 from .sampling_lists import MAX_ID_LIST, check_ids
 
-__all__ = ["MAX_STEP_DRAFTS", "check_prediction", "prediction_ids"]
+__all__ = ["check_prediction", "prediction_ids"]
 
 FIELD = "SamplingParams.prediction"
-# Drafts of one step that a prediction makes, at most: kKnownDrafts in engine/prediction.h.
-MAX_STEP_DRAFTS = 16
 # Longer texts are refused before they are tokenised.
 MAX_CHARS_PER_TOKEN = 256
 # Tokens of the prompt's end that the prediction is tokenised after.

@@ -40,7 +40,7 @@ class OverlapLoop(EngineLoop):
             self._stop_all(str(error))
             raise
         except Exception as error:
-            self._stop_all(f"the engine stopped: {type(error).__name__}: {error}")
+            self._stop_for(error)
             return None
         self._forward_s += self._pipeline.forward_s - before
         return outputs
