@@ -153,7 +153,7 @@ TEST(steps_that_read_prompts_teach_what_these_add) {
 
 // Drafts behind prompts are no prompts' rows, and their requests do not decode.
 TEST(prompts_that_bring_drafts) {
-  constexpr int kPrompts = 2, kOwn = 6, kDrafts = 3, kDecoding = 4, kContext = 3000;
+  constexpr int kPrompts = 2, kOwn = 6, kDrafts = 8, kDecoding = 4, kContext = 3000;
   StepPlan plan(kPrompts + kDecoding, 32, 1);
   plan.num_requests = kPrompts + kDecoding;
   plan.num_prompts = kPrompts;

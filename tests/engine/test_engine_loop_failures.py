@@ -221,7 +221,7 @@ def test_a_broken_device_ends_everybody() -> None:
     assert {s.finish_reason for s in states} == {"error"}
     assert all("device-side assert" in (s.error or "") for s in states)
     with pytest.raises(
-        EngineError, match="the engine stopped: .*device-side assert; make a new LLM"
+        EngineError, match=r"the engine stopped: .*device-side assert; make a new LLM"
     ):
         engine.submit(engine.resolve([1], SamplingParams()))
     engine.close()
