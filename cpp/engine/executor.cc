@@ -167,10 +167,12 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
     r.prediction.emplace(std::move(r.params.prediction));
   }
   const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0 && !r.device_drafts);
-  r.known_drafts = knows && r.max_len > r.prompt_len + 1 ? kKnownDrafts : 0;
+  const bool adaptive = r.params.adaptive.value_or(config_.adaptive);
+  r.known_drafts = r.prediction && adaptive ? kWeighedDrafts : kKnownDrafts;
+  if (!knows || r.max_len <= r.prompt_len + 1) r.known_drafts = 0;
   r.chain =
       config_.method == DraftMethod::kNgram || (proposes_chains(config_) && !config_.with_suffix);
-  r.adaptive = r.params.adaptive.value_or(config_.adaptive) && r.most_drafts() > 0;
+  r.adaptive = adaptive && r.most_drafts() > 0;
   // Who writes the prompt anew edits it; a prediction says better what.
   const bool by_suffix = config_.method == DraftMethod::kSuffix || r.suffix_drafts() > 0;
   if (r.adaptive && r.max_drafts > 0 && by_suffix && !r.prediction &&

@@ -129,7 +129,7 @@ void Prediction::fill_next() {
   std::size_t written = written_;
   int number = edit_;
   edits_ahead_ = false;
-  while (next_.size() < kKnownDrafts && place < tokens_.size()) {
+  while (next_.size() < kWeighedDrafts && place < tokens_.size()) {
     if (number == kNone) {
       number = edit_at(place);
       written = 0;
@@ -145,7 +145,7 @@ void Prediction::fill_next() {
     place += edit.before.size();
     number = kNone;
   }
-  next_.resize(std::min<std::size_t>(next_.size(), kKnownDrafts));
+  next_.resize(std::min<std::size_t>(next_.size(), kWeighedDrafts));
 }
 
 }  // namespace specdec

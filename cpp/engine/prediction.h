@@ -20,8 +20,9 @@
 
 namespace specdec {
 
-// Drafts of one step that a prediction or a grammar makes, at most.
-inline constexpr int kKnownDrafts = 16;
+// Drafts of one step that a prediction makes, at most: weighed against the time of their rows, or
+// all of them, as in the first step; a grammar makes no more than these, either.
+inline constexpr int kWeighedDrafts = 64, kKnownDrafts = 16;
 
 class Prediction {
  public:
@@ -34,7 +35,7 @@ class Prediction {
 
   // The next `count` tokens were decided; `output`: all of them, those included.
   void advance(std::span<const TokenId> output, int count);
-  // What comes next, up to kKnownDrafts tokens, if the output goes on as predicted and as it was
+  // What comes next, up to kWeighedDrafts tokens, if the output goes on as predicted and as it was
   // edited so far; empty: nothing is known. With `guesses` also where fewer than kMinResync tokens
   // agree: worth a look where chances are weighed.
   std::span<const TokenId> following(bool guesses) const {

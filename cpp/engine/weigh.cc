@@ -43,7 +43,9 @@ void Executor::weigh_lookups(int most_drafts, int each) {
     if (!request.weighed) continue;
     any = true;
     const int looked_up = request.suffix_memory ? request.suffix_drafts() : request.method_drafts;
-    const int most = std::max(looked_up, request.knows_drafts() ? request.known_drafts : 0);
+    const int known = cost_now_.known() ? kWeighedDrafts : kKnownDrafts;
+    const int most =
+        std::max(looked_up, request.knows_drafts() ? std::min(request.known_drafts, known) : 0);
     int length = std::max(0, std::min(most, most_drafts_of(request, each)));
     const bool on_host = request.host_slot != nullptr;
     if (request.knows_drafts()) request.proposal = nullptr;  // what is known comes first

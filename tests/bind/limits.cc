@@ -12,6 +12,7 @@ namespace specdec {
 
 void register_limits(pybind11::module_& m) {
   m.attr("KNOWN_DRAFTS") = kKnownDrafts;
+  m.attr("WEIGHED_DRAFTS") = kWeighedDrafts;
   m.attr("MAX_DRAFT_LEN") = kMaxDraftLen;
   m.attr("MAX_PAGE_SIZE") = kMaxPageSize;
   m.attr("MAX_STOP_IDS") = kMaxSlotStopIds;

@@ -25,7 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix"},
     "proposed": {"method": "proposed"},
 }
-DRAFTS = 16
+DRAFTS = 16  # of a step that weighs nothing
 
 
 def edited(rng: random.Random, text: list[int], vocab: int) -> list[int]:
@@ -113,7 +113,7 @@ def test_edits_that_are_made_in_several_ways() -> None:
         executor.submit([1], max_tokens=len(output), prediction=prediction)
         while known < len(output):
             plan = executor.plan()
-            drafts = cursor.following[: len(output) - known - 1]
+            drafts = cursor.following[: min(DRAFTS, len(output) - known - 1)]
             assert plan.tokens.tolist()[1:] == drafts, (seed, known)
             chosen = [output[i] for i in plan.positions.tolist()]
             for out in executor.commit(plan, torch.tensor(chosen, dtype=torch.int32)):
@@ -143,7 +143,7 @@ def test_adaptive_drafts_are_those_that_are_worth_it() -> None:
         engine.ex.submit(prompt, max_tokens=count, prediction=prediction)
         while (outputs := engine.step(lambda plan: rows.append(plan.tokens.tolist()))) is not None:
             match = max(cursor.match, 1)
-            drafts = cursor.guessed[: max(0, min(DRAFTS, count - len(known) - 1))]
+            drafts = cursor.guessed[: max(0, count - len(known) - 1)]
             if known:
                 kept = worth(chances.survival(match, len(drafts)), cost)
                 assert rows[-1][1:] == drafts[:kept]
@@ -156,7 +156,8 @@ def test_adaptive_drafts_are_those_that_are_worth_it() -> None:
                 for token in out.tokens:
                     cursor.take(token)
         assert known == text
-    assert guessed > 30 and {0, 1, 2, DRAFTS} <= lengths, (guessed, lengths)
+    assert guessed > 30 and {0, 1, 2} <= lengths, (guessed, lengths)
+    assert max(lengths) > DRAFTS, "longer than a step that weighs nothing"
 
 
 @pytest.mark.parametrize("method", METHODS)

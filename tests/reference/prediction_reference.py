@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 RESYNC, LONGEST = 3, 32
 LONGEST_EDIT, MOST_EDITS, MOST_TRUST = 8, 16, 3
+MOST_DRAFTS = 64
 
 
 class Cursor:
-    """`following` is what the prediction says comes next, 16 tokens at most; [] where it says
+    """`following` is what the prediction says comes next, 64 tokens at most; [] where it says
     nothing.
 
     `guessed` is the same, and where the cursor is lost what follows the longest match that is too
@@ -59,7 +60,7 @@ class Cursor:
             edit = self._edit_at(at)
             tokens += self.edits[edit][0] if edit else self.prediction[at : at + 1]
             at += len(edit) if edit else 1
-        return tokens[:16]
+        return tokens[:MOST_DRAFTS]
 
     def _edit_at(self, at: int) -> tuple[int, ...]:
         """The longest trusted edit of what stands there; (): none."""

@@ -131,6 +131,21 @@ def test_a_closed_engine_is_a_503(tiny_path: Any) -> None:
         assert reply.status_code == 503 and "retry-after" in reply.headers
 
 
+def test_an_engine_that_has_stopped_says_so(tiny_path: Any) -> None:
+    """Who restarts servers is told that this one is not being shut down."""
+    with make_llm(tiny_path) as llm, LiveServer(make_app(llm)) as live:
+        llm.engine._stop_for(MemoryError("words of the inside"))
+        get, post = httpx2.get, httpx2.post
+        for reply in (
+            get(live.url + "/health"),
+            get(live.url + "/ready"),
+            post(live.url + "/v1/completions", json=LONG),
+        ):
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (503, "engine_error")
+            assert "the engine has stopped" in error["message"] and "inside" not in reply.text
+
+
 def test_a_slow_reader_gets_fewer_larger_events(llm: LLM, live: LiveServer, gate: Gate) -> None:
     """While nobody reads, tokens gather in the request; none is lost."""
     want = llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True), use_tqdm=False)

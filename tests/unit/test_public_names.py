@@ -99,6 +99,7 @@ def test_limits_stated_before_the_core_is_loaded_are_the_cores() -> None:
     assert limits.MAX_STEP_TOKENS == _core.MAX_STEP_TOKENS
     assert limits.MAX_DRAFT_LEN == _core_testing.MAX_DRAFT_LEN
     assert limits.MAX_KNOWN_DRAFTS == _core_testing.KNOWN_DRAFTS
+    assert limits.MAX_WEIGHED_DRAFTS == _core_testing.WEIGHED_DRAFTS
     assert list(acceptance.ACCEPTANCE_RULES.items()) == list(_core.acceptance_rules().items())
     assert acceptance.POSTERIOR_THRESHOLD == _core_testing.POSTERIOR_THRESHOLD
     assert acceptance.POSTERIOR_ALPHA == _core_testing.POSTERIOR_ALPHA

@@ -9,12 +9,14 @@ __all__ = [
     "MAX_STEP_TOKENS",
     "MAX_THREADS",
     "MAX_VOCAB_SIZE",
+    "MAX_WEIGHED_DRAFTS",
 ]
 
 # One request verifies at most this many tokens in one step: the last decided token plus its drafts.
 MAX_STEP_TOKENS = 128
 MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
-MAX_KNOWN_DRAFTS = 16  # of a prediction or a grammar in one step
+# Of a prediction in one step: weighed against their rows' time, or all of them (of a grammar, too).
+MAX_WEIGHED_DRAFTS, MAX_KNOWN_DRAFTS = 64, 16
 MAX_OVERLAP_DEPTH = 2
 MAX_THREADS = 256  # of the CPU kernels (cpp/base/thread_pool.cc)
 # Far above any model that exists; it stops a damaged file before it asks for memory.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config.engine import SchedulerConfig, pages_for
-from ..config.limits import MAX_KNOWN_DRAFTS
+from ..config.limits import MAX_KNOWN_DRAFTS, MAX_WEIGHED_DRAFTS
 from ..config.lookahead import max_draft_len
 from ..config.parse import SpeculativeConfig
 from ..config.validate import check_int, show
@@ -164,7 +164,7 @@ def _check_capacity(
         drafts += spec.get("suffix_draft_len", 0)
     pages = pages_for(prompt_len + max_tokens + drafts, limits.tokens_per_block)
     if limits.pages_in_window is not None:
-        pages = min(pages, limits.pages_in_window(prompt_len, 1 + max(drafts, MAX_KNOWN_DRAFTS)))
+        pages = min(pages, limits.pages_in_window(prompt_len, 1 + max(drafts, MAX_WEIGHED_DRAFTS)))
     if pages > limits.num_pages:
         raise CapacityError(
             f"request of {prompt_len} prompt tokens + max_tokens = {max_tokens} + {drafts} drafts "
@@ -255,7 +255,7 @@ def resolve_request(
             params.prediction, prompt, tokenizer, vocab, limits.max_seq_len, limits.max_position
         )
     forces = params.structured_outputs is not None and spec_kwargs["speculative"]
-    depth = max(depth, MAX_KNOWN_DRAFTS if forces else min(len(prediction), MAX_KNOWN_DRAFTS))
+    depth = max(depth, MAX_KNOWN_DRAFTS if forces else 0, min(len(prediction), MAX_WEIGHED_DRAFTS))
     if params.structured_outputs is not None:
         _check_form(tokenizer, limits)
     _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)

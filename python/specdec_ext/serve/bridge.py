@@ -21,7 +21,7 @@ from ..llm import LLM
 from ..request.sampling_params import SamplingParams
 from ..text.outputs import RequestNews, RequestOutput
 from ..text.prompts import PromptReader, TokenizedPrompt
-from .errors import ApiError, draining, engine_failed, timed_out
+from .errors import ApiError, draining, engine_failed, engine_stopped, timed_out
 from .settings import ServerSettings
 
 __all__ = ["Bridge", "PromptSource", "Running"]
@@ -124,13 +124,17 @@ class Bridge:
         """The engine steps, or would if it had requests."""
         return self.llm.engine.is_open
 
+    def refusal(self) -> ApiError:
+        """Why new requests are not taken, for who asks while they are not."""
+        return draining() if self._draining else engine_stopped()
+
     async def start(self, sources: Sequence[PromptSource], params: SamplingParams) -> list[Running]:
         """Submit one request per prompt, all or none.
 
         Raises RequestError (QueueFullError), ApiError.
         """
         if not self.is_serving:
-            raise draining()
+            raise self.refusal()
         count = len(sources) * params.n
         most = self.llm.engine.limits.max_queued_requests
         if count > most:

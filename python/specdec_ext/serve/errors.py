@@ -25,6 +25,7 @@ __all__ = [
     "client_gone",
     "draining",
     "engine_failed",
+    "engine_stopped",
     "error_response",
     "install_handlers",
     "timed_out",
@@ -83,6 +84,14 @@ def timed_out(seconds: float) -> ApiError:
 
 def draining() -> ApiError:
     return ApiError(503, "the server is shutting down; send the request to another one")
+
+
+def engine_stopped() -> ApiError:
+    return ApiError(
+        503,
+        "the engine has stopped, and the server's log says why; send the request to another server",
+        code="engine_error",
+    )
 
 
 def engine_failed() -> ApiError:

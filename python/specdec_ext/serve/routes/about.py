@@ -10,7 +10,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from ..._version import __version__
-from ..errors import draining
 from ..serving import Serving, serving_of
 
 __all__ = ["router"]
@@ -59,16 +58,18 @@ async def model(name: str, request: Request) -> dict[str, Any]:
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 as long as the engine lives."""
-    if not serving_of(request).bridge.is_alive:
-        raise draining()
+    bridge = serving_of(request).bridge
+    if not bridge.is_alive:
+        raise bridge.refusal()
     return JSONResponse({})
 
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
     """200 while new requests are taken; 503 once the server is told to stop."""
-    if not serving_of(request).bridge.is_serving:
-        raise draining()
+    bridge = serving_of(request).bridge
+    if not bridge.is_serving:
+        raise bridge.refusal()
     return JSONResponse({})
 
 
