@@ -44,7 +44,7 @@ SPECDEC_HD constexpr NgramShape suffix_shape() { return {kSuffixPatterns, true};
 static_assert(suffix_shape().tables() == kSuffixLengths);
 
 struct SuffixLookup {
-  std::int32_t max_draft_len = 10;
+  std::int32_t max_draft_len = 24;
   std::int32_t max_tree_depth = 24;  // tokens that a match is compared over, depth of any draft
   std::uint32_t min_prob = 0;        // of kSuffixOne; nodes below it are left out
   std::uint32_t spec_factor = 0;     // of kSuffixOne: drafts per matched token, 0: no limit

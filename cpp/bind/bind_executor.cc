@@ -47,10 +47,10 @@ void def_make(py::class_<BoundExecutor>& executor) {
                   int page_size, int overlap_depth, const std::string& method,
                   const LookaheadTriple& lookahead, const py::dict& ngram, const py::dict& suffix,
                   bool with_suffix, int suffix_cached_requests, int proposed_max_draft_len,
-                  std::optional<int> proposed_max_path, bool proposed_by_host, bool adaptive,
-                  bool pads_rows, bool enable_chunked_prefill, double max_prefill_slowdown,
-                  const std::string& policy, bool enable_block_reuse, bool check_integrity,
-                  DraftLenSchedule draft_len_schedule,
+                  std::optional<int> proposed_max_path, bool proposed_by_host, int max_draft_depth,
+                  bool adaptive, bool pads_rows, bool enable_chunked_prefill,
+                  double max_prefill_slowdown, const std::string& policy, bool enable_block_reuse,
+                  bool check_integrity, DraftLenSchedule draft_len_schedule,
                   std::vector<double> synthetic_acceptance_rates, std::int64_t attention_window,
                   std::int64_t sink_tokens, std::vector<int> narrow_windows,
                   std::int64_t narrow_sink_tokens, std::vector<int> narrow_pages,
@@ -72,6 +72,7 @@ void def_make(py::class_<BoundExecutor>& executor) {
         c.proposed_max_draft_len = proposed_max_draft_len;
         c.proposed_max_path = proposed_max_path.value_or(proposed_max_draft_len);
         c.proposed_by_host = proposed_by_host;
+        c.max_draft_depth = max_draft_depth;
         c.adaptive = adaptive;
         c.pads_rows = pads_rows;
         c.enable_chunked_prefill = enable_chunked_prefill;
@@ -97,10 +98,11 @@ void def_make(py::class_<BoundExecutor>& executor) {
       py::arg("suffix") = py::dict(), py::arg("with_suffix") = false,
       py::arg("suffix_cached_requests") = 0, py::arg("proposed_max_draft_len") = kMaxDraftLen,
       py::arg("proposed_max_path") = py::none(), py::arg("proposed_by_host") = false,
-      py::arg("adaptive") = true, py::arg("pads_rows") = false,
-      py::arg("enable_chunked_prefill") = true, py::arg("max_prefill_slowdown") = 0.0,
-      py::arg("policy") = "guaranteed_no_evict", py::arg("enable_block_reuse") = false,
-      py::arg("check_integrity") = false, py::arg("draft_len_schedule") = DraftLenSchedule{},
+      py::arg("max_draft_depth") = kMaxDraftLen, py::arg("adaptive") = true,
+      py::arg("pads_rows") = false, py::arg("enable_chunked_prefill") = true,
+      py::arg("max_prefill_slowdown") = 0.0, py::arg("policy") = "guaranteed_no_evict",
+      py::arg("enable_block_reuse") = false, py::arg("check_integrity") = false,
+      py::arg("draft_len_schedule") = DraftLenSchedule{},
       py::arg("synthetic_acceptance_rates") = std::vector<double>{},
       py::arg("attention_window") = 0, py::arg("sink_tokens") = 0,
       py::arg("narrow_windows") = std::vector<int>{}, py::arg("narrow_sink_tokens") = 0,
@@ -113,6 +115,7 @@ behind it are given back. 0: everything. narrow_windows: one per layer, 0 for no
 narrow_sink_tokens, hold their part of a page while it does not lie behind theirs; narrow_pages: for how many
 parts there is room, by distinct window, ascending (default: all). Pages on the CPU are LazyZeros then, of which
 a layer's part is whole pages of the operating system; on a device parts have tables of their own (StagingLayout).
+max_draft_depth: predictions draft no deeper.
 num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
 goes by a page's number, host_bytes_per_second of the way there; 0: not known.)");
 }

@@ -26,7 +26,7 @@ double shared_weight(DraftSource source) {
 int ChainRates::match_bucket(int match_len) {
   if (match_len <= 3) return std::max(match_len, 1) - 1;
   if (match_len <= 5) return 3;
-  return match_len <= 9 ? 4 : 5;
+  return match_len < kLongMatch ? 4 : 5;
 }
 
 int ChainRates::depth_bucket(int depth) {

@@ -16,8 +16,14 @@
 
 namespace specdec {
 
-// A request forgets its own past faster than the executor forgets that of all requests.
-inline constexpr double kOwnDecay = 0.95, kSharedDecay = 0.99;
+// A request forgets its own past faster than the executor forgets that of all requests. Behind a
+// long match a step makes many drafts, and how far they go depends on how rarely one is wrong: what
+// a few steps have shown does not say.
+inline constexpr double kOwnDecay = 0.95, kLongMatchDecay = 0.98, kSharedDecay = 0.99;
+inline constexpr int kLongMatch = 10;
+constexpr double own_decay(int match_len) {
+  return match_len >= kLongMatch ? kLongMatchDecay : kOwnDecay;
+}
 
 // Where drafts come from, in the order in which a token that several have proposed is said to be
 // one's. kModel: a network, from outside of the executor; kRequest: they came with the request.

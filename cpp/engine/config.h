@@ -52,8 +52,10 @@ struct ExecutorConfig {
   // kProposed: draft nodes of one step, and the deepest of them.
   int proposed_max_draft_len = kMaxDraftLen, proposed_max_path = kMaxDraftLen;
   bool proposed_by_host = false;  // kProposed: all drafts come by propose()
-  int overlap_depth = 0;          // steps that are enqueued while one is read
-  bool adaptive = true;  // draft budgets follow what was accepted, once set_step_cost() was called
+  // Predictions draft no deeper: trees of a model whose arithmetic depends on the deepest draft.
+  int max_draft_depth = kMaxDraftLen;
+  int overlap_depth = 0;  // steps that are enqueued while one is read
+  bool adaptive = true;   // draft budgets follow what was accepted, once set_step_cost() was called
   bool pads_rows = false;  // the model runs as many rows as were planned, not as were drafted
   bool enable_chunked_prefill = true;
   // With T(rows) known: rows of prompts beside requests that decode make the step at most this many

@@ -7,6 +7,7 @@
 #include "algo/slot_host.h"
 #include "base/check.h"
 #include "engine/config.h"
+#include "engine/prediction.h"
 #include "engine/synthetic_rates.h"
 
 namespace specdec {
@@ -88,6 +89,9 @@ void check_sizes(const ExecutorConfig& c) {
                   c.max_batch_size, "; raise max_num_tokens or lower max_batch_size");
   SPECDEC_REQUIRE(c.overlap_depth >= 0 && c.overlap_depth <= kMaxOverlapDepth,
                   "overlap_depth = ", c.overlap_depth, ": give 0..", kMaxOverlapDepth);
+  SPECDEC_REQUIRE(c.max_draft_depth >= kKnownDrafts && c.max_draft_depth <= kMaxDraftLen,
+                  "max_draft_depth = ", c.max_draft_depth, ": give ", kKnownDrafts, "..",
+                  kMaxDraftLen);
 }
 
 void check_method(const ExecutorConfig& c) {

@@ -90,7 +90,7 @@ void DraftOffer::observe(const TokenId* tokens, int count, SourceRates* own,
       }
       if (all.share == 0.0f) continue;
       const bool right = next >= 0 && estimates_[next][s].share > 0.0f;
-      (*own)[s].observe(all.match, all.depth, right, kOwnDecay, all.share);
+      (*own)[s].observe(all.match, all.depth, right, own_decay(all.match), all.share);
       (*shared)[s].observe(all.match, all.depth, right, kSharedDecay, all.share);
     }
     node = next;

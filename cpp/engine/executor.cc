@@ -168,7 +168,8 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   }
   const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0 && !r.device_drafts);
   const bool adaptive = r.params.adaptive.value_or(config_.adaptive);
-  r.known_drafts = r.prediction && adaptive ? kWeighedDrafts : kKnownDrafts;
+  r.known_drafts =
+      r.prediction && adaptive ? std::min(kWeighedDrafts, config_.max_draft_depth) : kKnownDrafts;
   if (!knows || r.max_len <= r.prompt_len + 1) r.known_drafts = 0;
   r.chain =
       config_.method == DraftMethod::kNgram || (proposes_chains(config_) && !config_.with_suffix);

@@ -933,6 +933,7 @@ class Executor:
         proposed_max_draft_len: typing.SupportsInt | typing.SupportsIndex = 127,
         proposed_max_path: typing.SupportsInt | typing.SupportsIndex | None = None,
         proposed_by_host: bool = False,
+        max_draft_depth: typing.SupportsInt | typing.SupportsIndex = 127,
         adaptive: bool = True,
         pads_rows: bool = False,
         enable_chunked_prefill: bool = True,
@@ -965,6 +966,7 @@ class Executor:
         narrow_sink_tokens, hold their part of a page while it does not lie behind theirs; narrow_pages: for how many
         parts there is room, by distinct window, ascending (default: all). Pages on the CPU are LazyZeros then, of which
         a layer's part is whole pages of the operating system; on a device parts have tables of their own (StagingLayout).
+        max_draft_depth: predictions draft no deeper.
         num_host_pages: pages of the host's pool for requests that are preempted, host_page_bytes of all that
         goes by a page's number, host_bytes_per_second of the way there; 0: not known.
         """

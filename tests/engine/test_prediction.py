@@ -243,7 +243,7 @@ def test_a_true_prediction_is_read_in_few_steps(method: str) -> None:
 def test_a_text_that_fills_its_pages(method: str) -> None:
     """Pages for the text and the method's own drafts, no more: predictions need none besides."""
     function = HashFunction(vocab=30, surprise=8, alphabet=4, seed=3)
-    drafts = {"lookahead": 15, "ngram": 4, "suffix": 10, "proposed": 127}.get(method, 0)
+    drafts = {"lookahead": 15, "ngram": 4, "suffix": 24, "proposed": 127}.get(method, 0)
     pages = -(-(96 - 1 + drafts) // 4)
     engine = hash_engine(
         function, max_batch_size=1, max_seq_len=96, page_size=4, num_pages=pages, **METHODS[method]

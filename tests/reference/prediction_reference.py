@@ -138,7 +138,9 @@ class Cursor:
 # The longest match of each class, and the chance of a draft behind it before anything was seen.
 CLASSES = ((1, 0.35), (2, 0.55), (3, 0.60), (5, 0.75), (9, 0.85), (10**9, 0.94))
 PRIOR = 4.0  # as many drafts as what is known before counts
-OWN, ALL = 0.95, 0.99  # how much a draft counts less with each one after it
+# How much a draft counts less with each one after it: for its own request, there behind a match of
+# ten and more, for all requests.
+OWN, OWN_LONG, ALL = 0.95, 0.98, 0.99
 
 
 class Chances:
@@ -146,7 +148,7 @@ class Chances:
     of one request over those of all, and both over what is taken for it."""
 
     def __init__(self) -> None:
-        self._seen = [[[0.0, 0.0] for _ in CLASSES] for _ in (ALL, OWN)]
+        self._seen = [[[0.0, 0.0] for _ in CLASSES] for _ in range(2)]
 
     def _class_of(self, match: int) -> int:
         return next(i for i, (most, _) in enumerate(CLASSES) if match <= most)
@@ -170,7 +172,8 @@ class Chances:
     def observe(self, match: int, drafts: Sequence[int], decided: Sequence[int]) -> None:
         """`drafts` followed a match of so many tokens; `decided` is what came."""
         for i, (draft, token) in enumerate(zip(drafts, decided, strict=False)):
-            for seen, decay in zip(self._seen, (ALL, OWN), strict=True):
+            own = OWN_LONG if match + i >= 10 else OWN
+            for seen, decay in zip(self._seen, (ALL, own), strict=True):
                 count = seen[self._class_of(match + i)]
                 count[0] = count[0] * decay + (draft == token)
                 count[1] = count[1] * decay + 1.0

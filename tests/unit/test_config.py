@@ -85,7 +85,7 @@ def test_plain_triple() -> None:
         (LookaheadDecodingConfig(1, 6, 0), 4),
         (NGramDecodingConfig(30, 2), 30),
         (SuffixDecodingConfig(max_draft_len=60, max_tree_depth=40), 40),
-        (CompositeDecodingConfig((SuffixDecodingConfig(), LookaheadDecodingConfig(7, 7, 7))), 11),
+        (CompositeDecodingConfig((SuffixDecodingConfig(), LookaheadDecodingConfig(7, 7, 7))), 24),
     ],
 )  # fmt: skip
 def test_how_deep_drafts_go(config: Any, deepest: int) -> None:

@@ -47,7 +47,7 @@ def test_forms(value: Any) -> None:
     config = parse_speculative_config(value)
     assert config == BOTH
     assert isinstance(config, CompositeDecodingConfig)
-    assert (config.max_draft_len, config.max_draft_path_len) == (22, 10)
+    assert (config.max_draft_len, config.max_draft_path_len) == (36, 24)
     assert (config.suffix, method_of(config)) == (SuffixDecodingConfig(), NETWORK)
 
 
@@ -145,12 +145,12 @@ def asked(value: Any, **params: Any) -> tuple[dict[str, Any], int, dict[str, Any
 
 def test_a_request_chooses_among_the_sources() -> None:
     kwargs, depth, options = asked(None)
-    assert kwargs == {"speculative": True, "max_draft_len": 12, "suffix_draft_len": 10}
-    assert depth == 10 and options["num_beams"] == 3
+    assert kwargs == {"speculative": True, "max_draft_len": 12, "suffix_draft_len": 24}
+    assert depth == 24 and options["num_beams"] == 3
     assert asked("auto") == asked(None)
     kwargs, depth, options = asked("suffix")
-    assert kwargs == {"speculative": True, "max_draft_len": 0, "suffix_draft_len": 10}
-    assert (depth, options) == (10, {})
+    assert kwargs == {"speculative": True, "max_draft_len": 0, "suffix_draft_len": 24}
+    assert (depth, options) == (24, {})
     kwargs, depth, _ = asked({"method": "redrafter", "num_beams": 2, "draft_len_per_beam": 4})
     assert kwargs == {"speculative": True, "max_draft_len": 8, "suffix_draft_len": 0}
     assert depth == 4
@@ -167,15 +167,15 @@ def test_a_request_of_lookahead_beside_suffix() -> None:
     engine = CompositeDecodingConfig(sources=(SuffixDecodingConfig(), LookaheadDecodingConfig()))
     params = SamplingParams(speculative_config="suffix")
     kwargs, _, _ = resolve_speculation(params, engine)
-    assert kwargs == {"speculative": True, "lookahead": (1, 1, 0), "suffix_draft_len": 10}
+    assert kwargs == {"speculative": True, "lookahead": (1, 1, 0), "suffix_draft_len": 24}
 
 
 @pytest.mark.parametrize(
     ("value", "params", "message"),
     [
         ("ngram", {}, "decodes with 'suffix' and 'redrafter'"),
-        ({"max_draft_len": 23}, {}, "greater than the engine's 22"),
-        ({"method": "suffix", "max_draft_len": 11}, {}, "greater than the engine's 10"),
+        ({"max_draft_len": 37}, {}, "greater than the engine's 36"),
+        ({"method": "suffix", "max_draft_len": 25}, {}, "greater than the engine's 24"),
         ({"redrafter_num_beams": 4}, {}, "num_beams = 3"),
         ({"medusa_choices": [[0]]}, {}, "decodes with ReDrafter"),
         ({"use_draft_logits": True}, {}, "cannot share a tree"),

@@ -192,7 +192,7 @@ def test_an_engine_that_drafts_by_itself(
 ) -> None:
     """Mode auto: suffix decoding and predictions, as LLM() drafts a model without a drafter."""
     engine = make(checkpoint, tmp_path / "auto", "--speculative_decoding_mode=auto", *drafts)
-    assert EngineFolder.open(engine).max_draft_len == (12 if drafts else 10)
+    assert EngineFolder.open(engine).max_draft_len == (12 if drafts else 24)
     capsys.readouterr()
     for asked in ([], ["--suffix", "--max_draft_len=5"], ["--prompt_lookup_config=[10,2,[0]]"]):
         assert generate(engine, *asked) == 0

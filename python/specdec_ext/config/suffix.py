@@ -50,7 +50,7 @@ class SuffixDecodingConfig(SpeculationOptions):
 
     method: ClassVar[str] = "suffix"
 
-    max_draft_len: int = 10
+    max_draft_len: int = 24
     max_tree_depth: int = 24
     max_spec_factor: float | None = None
     min_token_prob: float = 0.1

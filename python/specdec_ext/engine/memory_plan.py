@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import _core
 from ..config.engine import KvCacheConfig, SchedulerConfig, pages_for
-from ..config.limits import MAX_WEIGHED_DRAFTS
+from ..config.limits import MAX_KNOWN_DRAFTS
 from ..errors import ConfigError
 from ..models.windows import AttentionSpan
 
@@ -198,7 +198,7 @@ def plan_memory(
         limit_bytes = min(limit_bytes, pool_limit_bytes)
     span = span or AttentionSpan()
     # Rows of a step: drafts, or as many as prediction and grammar make.
-    step = 1 + max(draft_len, MAX_WEIGHED_DRAFTS)
+    step = 1 + max(draft_len, MAX_KNOWN_DRAFTS)
 
     def in_window(length: int) -> int:
         return pages_in_window(kv_cache, scheduler, span, length, step)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...config.engine import SchedulerConfig
+from ...config.limits import MAX_DRAFT_LEN
 from ...drafters.draft_target.device_apart import OwnDevice
 from ...errors import ConfigError
 from ...log import logger
+from ...models.device_decoder import EXACT_DRAFT_DEPTH
 from ...models.device_model import DeviceModel
 from ..draft_device import own_device_of
 from ..executor import make_executor
@@ -208,6 +210,7 @@ def make_pipeline(
     own_recorder = None
     if own is not None and scheduler.enforce_eager is False:  # as for several ranks
         own_recorder = make_recorder(own.stream, scheduler, owner.model)
+    is_exact = isinstance(model, DeviceModel) and model.numerics == "exact"
     executor = make_executor(
         model.vocab_size,
         memory,
@@ -215,6 +218,7 @@ def make_pipeline(
         drafting,
         adaptive=adaptive,
         pads_rows=isinstance(model, DeviceModel),
+        max_draft_depth=EXACT_DRAFT_DEPTH if is_exact else MAX_DRAFT_LEN,
         enable_block_reuse=enable_block_reuse,
         synthetic_acceptance_rates=list(synthetic_rates),
         host_bytes_per_second=host_bytes_per_second or 0.0,

@@ -34,6 +34,7 @@ MAX_BUCKETS = 64
 # Request counts between these are padded to the next; above, to the next multiple of the last step.
 _REQUEST_COUNTS = (1, 2, 4, 8)
 _REQUEST_STEP = 8
+_MANY_ROWS = 24  # of a request
 
 
 @dataclass(frozen=True, order=True)
@@ -47,7 +48,8 @@ class Bucket:
 def make_buckets(max_requests: int, max_rows_per_request: int, max_rows: int) -> tuple[Bucket, ...]:
     """The buckets of an engine, cheapest first, at most MAX_BUCKETS.
 
-    For each number of requests: one row each (nobody drafts), half of the drafts, all of them.
+    For each number of requests: one row each (nobody drafts), half of the drafts, all of them; of
+    many drafts also a quarter.
 
     max_rows_per_request  the golden token and the drafts of one step
     max_rows              of a step, all requests together
@@ -58,6 +60,8 @@ def make_buckets(max_requests: int, max_rows_per_request: int, max_rows: int) ->
         counts += range(2 * _REQUEST_STEP, max_requests, step)
         counts.append(max_requests)
         each = {1, -(-max_rows_per_request // 2), max_rows_per_request}
+        if max_rows_per_request >= _MANY_ROWS:
+            each.add(-(-max_rows_per_request // 4))
         buckets = {Bucket(min(n * rows, max_rows), n) for n in counts for rows in each}
         if len(buckets) <= MAX_BUCKETS:
             return tuple(sorted(buckets))
