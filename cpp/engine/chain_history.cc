@@ -47,6 +47,9 @@ double start_rate(DraftSource source, int match_len, int depth) {
     // What the default model's answers to benchmarks/code_edit_cases.py showed.
     static constexpr double kPredicted[ChainRates::kMatchBuckets] = {0.35, 0.55, 0.60,
                                                                      0.75, 0.85, 0.94};
+    // An output that begins as predicted goes on like that.
+    if (depth == kBeginning)
+      return match_len == 1 ? 0.5 : kPredicted[ChainRates::kMatchBuckets - 1];
     return kPredicted[match];
   }
   // Rough: longer matches are right more often, and so is what follows a right token.

@@ -44,6 +44,9 @@ constexpr SourceBits bit_of(DraftSource source) {
   return static_cast<SourceBits>(1u << static_cast<unsigned>(source));
 }
 
+// The depth that drafts of a prediction have in front of the output's first token.
+inline constexpr std::int16_t kBeginning = 2;
+
 // What a rate is taken for before anything was observed.
 double start_rate(DraftSource source, int match_len, int depth);
 

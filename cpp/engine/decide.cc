@@ -180,11 +180,11 @@ Executor::Brought Executor::brought_on_host(const RequestRecord& request,
 // right, verified or not.
 void Executor::learn_on_host(RequestRecord& request, const StepShare& share,
                              const SlotResult& result, bool first) {
-  if (!first && result.num_tokens > 0) {
-    const Brought brought = brought_on_host(request, result);
+  if (result.num_tokens > 0) {
+    const Brought brought = first ? Brought() : brought_on_host(request, result);
     request.offer.observe(result.tokens, result.num_tokens, &request.rates,
                           request.shared_rates.get());
-    learn(request, share, result, brought);
+    if (!first) learn(request, share, result, brought);
   }
   request.offer.clear();
   if (public_pool_ && result.num_tokens > 0 && request.host_slot->method == SlotMethod::kNgram) {

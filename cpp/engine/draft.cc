@@ -41,10 +41,12 @@ void Executor::look_up(RequestRecord& request, int most, int room) {
 void Executor::offer_chain(RequestRecord& request, const Prediction& text,
                            std::span<const TokenId> following, DraftSource source, int most) {
   const int length = std::min(most, static_cast<int>(following.size()));
+  const bool is_whole = source == DraftSource::kPrediction && text.is_whole();
+  const int run = is_whole ? std::max(text.run(), kLongMatch) : text.run();
   int node = DraftOffer::kGolden;
   for (int i = 0; i < length && node >= 0; ++i) {  // negative: there is no room
     // A draft that is right makes the match a token longer. Nothing else is known of the next one.
-    const int match = std::min(text.run() + i, kMatchHorizon);
+    const int match = std::min(run + i, kMatchHorizon);
     const DraftOffer::Estimate estimate{static_cast<std::int16_t>(match), 1, 1.0f};
     node = request.offer.add(node, following[static_cast<std::size_t>(i)], source, estimate,
                              request.learnt(), request.shared_rates.get());

@@ -7,6 +7,20 @@
 
 namespace specdec {
 
+void DraftOffer::Chance::add(double chance, DraftSource source) {
+  switch (source) {
+    case DraftSource::kPrediction:
+    case DraftSource::kSuffix:
+    case DraftSource::kEdits:
+    case DraftSource::kLookup:
+      ++texts;
+      text += (chance - text) / texts;
+      break;
+    default:
+      other = std::max(other, chance);
+  }
+}
+
 int DraftOffer::add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
                     const SourceRates* own, const SourceRates* shared) {
   const auto s = static_cast<std::size_t>(source);
@@ -18,13 +32,14 @@ int DraftOffer::add(int parent, TokenId token, DraftSource source, const Estimat
   if (node < 0) {
     if (tree_.size == kMaxStepTokens) return -1;
     node = tree_.add(token, parent);
-    chance_[node] = 0.0;
+    chance_[node] = {};
     estimates_[node] = {};
   }
   estimates_[node][s] = estimate;
-  if (chance < chance_[node]) return node;
-  chance_[node] = chance;
-  for (int i = node; i < tree_.size; ++i) survival_[i] = survival_[tree_.parents[i]] * chance_[i];
+  chance_[node].add(chance, source);
+  for (int i = node; i < tree_.size; ++i) {
+    survival_[i] = survival_[tree_.parents[i]] * chance_[i].value();
+  }
   return node;
 }
 

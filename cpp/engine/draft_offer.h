@@ -1,9 +1,10 @@
 // What sources have found for a request's next step, merged into one tree, before the budget cuts
 // it. This is the one place where drafts of several sources meet: a path that two of them propose
-// is one path, with the better chance of the two; the nodes stand in the order of their chances, so
-// that any number of the first ones is the best tree of that many nodes.
+// is one path; the nodes stand in the order of their chances, so that any number of the first ones
+// is the best tree of that many nodes.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -30,7 +31,7 @@ class DraftOffer {
   DraftOffer() { clear(); }
   void clear() {
     tree_.reset(0);
-    survival_[kGolden] = chance_[kGolden] = 1.0;
+    survival_[kGolden] = 1.0;
   }
   bool empty() const { return tree_.size == 1; }
   int num_drafts() const { return tree_.num_drafts(); }
@@ -38,7 +39,7 @@ class DraftOffer {
   // The child of `parent` with this token, made if there is none. -1: there is no room. Its chance
   // is the parent's times the share times what `own` and `shared` have seen of such drafts; null:
   // times what is taken for it before anything was seen, so that the tree says nothing of the past.
-  // The best of several sources counts, for what is below it, too.
+  // Of several sources see Chance; it counts for what is below the node, too.
   int add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
           const SourceRates* own, const SourceRates* shared);
   // Puts the nodes in order. What add() said of them before counts no more.
@@ -66,11 +67,20 @@ class DraftOffer {
   SourceBits sources(int draft) const;
 
  private:
+  // That a node is accepted where its parent was. Sources that find it in texts have mostly found
+  // the same text, and the best of their estimates is the one that errs highest: their mean counts.
+  // What a network, or a form of the output, says is another matter: then the better of the two.
+  struct Chance {
+    void add(double chance, DraftSource source);
+    double value() const { return std::max(text, other); }
+    double text = 0.0, other = 0.0;
+    int texts = 0;
+  };
   int find(int parent, TokenId token) const;
 
   DraftTree tree_;  // node 0 stands for the golden token
   std::array<double, kMaxStepTokens> survival_{};
-  std::array<double, kMaxStepTokens> chance_{};  // the same where the parent was accepted
+  std::array<Chance, kMaxStepTokens> chance_{};
   std::array<std::array<Estimate, kNumDraftSources>, kMaxStepTokens> estimates_{};
 };
 

@@ -199,6 +199,7 @@ class Executor {
   // weigh.cc
   bool weighs(const RequestRecord& request) const;
   StepBase step_base(int rows, double tokens, int max_more_rows) const;
+  void weigh_beginning(RequestRecord& request);
   void weigh_lookups(int most_drafts, int each);
   void choose_arms(int most_drafts, int each);
   DraftShare share_of(RequestRecord& request, int most_drafts, int arm) const;

@@ -59,6 +59,7 @@ const StagedStep* Executor::plan() {
                   " deliver() comes first");
   if (book_.preempts()) make_room();
   while (RequestRecord* request = book_.admit_next()) {
+    weigh_beginning(*request);
     if (host_ || request->by_host) enter_on_host(*request);
   }
   if (book_.preempts()) book_.make_room_for_drafts();

@@ -17,6 +17,7 @@ void Prediction::advance(std::span<const TokenId> output, int count) {
         continue;
       }
       lost_ = true;
+      whole_ = false;
       lost_at_ = i - written;  // an edit that was left is another one from its first token on
       edit_ = kNone;
     }

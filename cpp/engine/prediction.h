@@ -48,6 +48,9 @@ class Prediction {
   }
   // Tokens in a row that were as predicted, or that the place was found by.
   int run() const { return run_; }
+  // The output has always been as predicted. The two begin together, which says more than that some
+  // tokens agree.
+  bool is_whole() const { return whole_; }
 
  private:
   // `before`, tokens of the prediction, became `after` in the output; neither is empty.
@@ -75,7 +78,7 @@ class Prediction {
   std::size_t lost_at_ = 0;  // lost: the output's first token that was not
   std::size_t guess_ = 0;    // lost, run_ > 0: where the output may stand
   int run_ = 0;
-  bool lost_ = false;
+  bool lost_ = false, whole_ = true;
 };
 
 }  // namespace specdec

@@ -9,6 +9,9 @@
 namespace specdec {
 namespace {
 
+// Steps that verify a prediction take so many times as long for a token as the best of them would.
+constexpr double kBehindBest = 1.5;
+
 // Somebody drafts: what that costs a step whoever it is.
 void spend(StepBase* step) { step->spent += std::exchange(step->drafting.fixed, 0.0); }
 
@@ -28,6 +31,31 @@ StepBase Executor::step_base(int rows, double tokens, int max_more_rows) const {
           .tokens = tokens,
           .max_more_rows = max_more_rows,
           .prompts = prompts_};
+}
+
+// How many of a prediction's first tokens are verified with the prompt. One that is right saves
+// what it takes in the steps behind, which verify many at a time; answers often begin otherwise.
+void Executor::weigh_beginning(RequestRecord& request) {
+  if (!request.prediction || !request.adaptive || !request.external || !step_cost_.known()) return;
+  const int most = request.external_drafts();
+  request.offer.clear();
+  int node = DraftOffer::kGolden;
+  for (int i = 0; i < most; ++i) {
+    const DraftOffer::Estimate estimate{static_cast<std::int16_t>(i + 1), kBeginning, 1.0f};
+    node = request.offer.add(node, request.params.external_drafts[i], DraftSource::kPrediction,
+                             estimate, request.learnt(), request.shared_rates.get());
+  }
+  double token = step_cost_(1);
+  for (int rows = 2; rows <= 1 + request.known_drafts; ++rows) {
+    token = std::min(token, step_cost_(rows) / rows);
+  }
+  const int base = std::min(request.prompt_len, config_.max_num_tokens);
+  const double row = step_cost_.more_rows(base, most) / most;
+  int count = 0;
+  while (count < most && request.offer.survival()[count] * kBehindBest * token > row) ++count;
+  request.params.external_drafts.resize(count);
+  request.external->tree.size = 1 + count;
+  if (count == 0) request.external = nullptr;
 }
 
 // How many drafts each request may have in this step whose chances are known in front of it: those

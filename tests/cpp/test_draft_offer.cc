@@ -70,12 +70,23 @@ struct Merged {
 };
 
 std::map<Path, Merged> merge(const std::vector<Said>& words) {
-  std::map<Path, double> last;  // the chance of a path's last token: the best that was said
+  // What texts, and what others, say of a path's last token: the mean, and the best.
+  std::map<Path, std::vector<double>> texts, others;
   std::map<Path, Merged> merged;
+  const std::set<DraftSource> is_text = {DraftSource::kPrediction, DraftSource::kSuffix,
+                                         DraftSource::kEdits, DraftSource::kLookup};
   for (const Said& said : words) {
     const double chance = std::min(1.0, said.share * start_rate(said.source, 3, 1));
-    last[said.path] = std::max(last[said.path], chance);
+    (is_text.count(said.source) != 0 ? texts : others)[said.path].push_back(chance);
     merged[said.path].sources |= bit_of(said.source);
+  }
+  std::map<Path, double> last;
+  for (const auto& [path, node] : merged) {
+    const std::vector<double>& all = texts[path];
+    double sum = 0.0;
+    for (const double chance : all) sum += chance;
+    last[path] = all.empty() ? 0.0 : sum / static_cast<double>(all.size());
+    for (const double chance : others[path]) last[path] = std::max(last[path], chance);
   }
   for (auto& [path, node] : merged) {
     node.chance = 1.0;

@@ -142,7 +142,7 @@ def test_adaptive_drafts_are_those_that_are_worth_it() -> None:
         known: list[int] = []
         engine.ex.submit(prompt, max_tokens=count, prediction=prediction)
         while (outputs := engine.step(lambda plan: rows.append(plan.tokens.tolist()))) is not None:
-            match = max(cursor.match, 1)
+            match = max(cursor.agreement, 1)
             drafts = cursor.guessed[: max(0, count - len(known) - 1)]
             if known:
                 kept = worth(chances.survival(match, len(drafts)), cost)
@@ -158,6 +158,52 @@ def test_adaptive_drafts_are_those_that_are_worth_it() -> None:
         assert known == text
     assert guessed > 30 and {0, 1, 2} <= lengths, (guessed, lengths)
     assert max(lengths) > DRAFTS, "longer than a step that weighs nothing"
+
+
+@pytest.mark.parametrize(("options", "most"), [({}, 64), ({"max_draft_depth": 24}, 24),
+                                               ({"adaptive": False}, DRAFTS)])  # fmt: skip
+def test_a_step_drafts_no_more_than_it_may(options: dict[str, Any], most: int) -> None:
+    """Rows cost nothing, and the prediction is right."""
+    function = HashFunction(vocab=30, surprise=2, alphabet=4, seed=3)
+    text = function.reference([1, 2, 3], 190)
+    engine = hash_engine(function, max_batch_size=1, max_seq_len=200, **options)
+    engine.ex.set_step_cost([1, 1024], [1.0, 1.0])
+    rows: list[int] = []
+    engine.ex.submit([1, 2, 3], max_tokens=190, prediction=text)
+    written: list[int] = []
+    while (outputs := engine.step(lambda plan: rows.append(len(plan.tokens)))) is not None:
+        written += [token for out in outputs for token in out.tokens]
+    assert written == text
+    assert rows[0] == 3 + DRAFTS and max(rows[1:]) == 1 + most
+
+
+def test_the_first_step_learns_how_outputs_begin() -> None:
+    """Of the prediction's first tokens as many are verified with the prompt as are worth their
+    rows, by what earlier requests have shown."""
+    function = HashFunction(vocab=30, surprise=2, alphabet=4, seed=3)
+    text = function.reference([1, 2, 3], 60)
+    verified: dict[bool, list[int]] = {}
+    for right in (True, False):
+        prediction = text if right else [(text[0] + 1) % 30, *text]
+        engine = hash_engine(function, max_batch_size=1, max_seq_len=200)
+        for _ in range(20):
+            first: list[int] = []
+            engine.ex.submit([1, 2, 3], max_tokens=60, prediction=prediction)
+            while engine.step(lambda plan, rows=first: rows.append(len(plan.tokens))) is not None:
+                pass
+            verified.setdefault(right, []).append(first[0] - 3)
+    assert verified[True][0] == verified[False][0], "nothing is known yet"
+    assert 0 < verified[True][0] < verified[True][-1] <= DRAFTS
+    assert verified[False][-1] == 0
+    assert verified[True] == sorted(verified[True])
+    assert verified[False] == sorted(verified[False], reverse=True)
+
+
+def test_a_depth_that_no_step_could_have_is_refused() -> None:
+    function = HashFunction(vocab=30, surprise=2, alphabet=4, seed=3)
+    for depth in (15, 128):
+        with pytest.raises(ValueError, match=rf"max_draft_depth = {depth}: give 16\.\.127"):
+            hash_engine(function, max_batch_size=1, max_seq_len=200, max_draft_depth=depth)
 
 
 @pytest.mark.parametrize("method", METHODS)

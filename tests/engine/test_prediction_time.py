@@ -13,6 +13,21 @@ from specdec_ext import _core
 
 TOKENS = 400
 CHEAP = _core.StepCost({1: 7.7, 7: 8.2, 11: 8.6, 16: 11.2, 32: 20.6, 84: 52.5, 1024: 600.0})
+# Measured with tiles (AMX), in bfloat16.
+TILES = _core.StepCost(
+    {
+        1: 10.1,
+        2: 10.9,
+        4: 11.3,
+        7: 11.3,
+        11: 12.3,
+        16: 12.8,
+        32: 14.9,
+        64: 20.8,
+        84: 24.2,
+        1024: 230.0,
+    }
+)
 
 
 def edited(every: int, seed: int) -> Callable[[list[int]], list[int]]:
@@ -50,6 +65,11 @@ def renamed(every: int, seed: int) -> tuple[list[int], list[int]]:
     return output[:TOKENS], prediction[:TOKENS]
 
 
+def behind_the_prompt(schedule: Any, prompt: int, seconds: Any) -> float:
+    """Seconds besides those of the prompt's rows: drafts that are verified with it are no gift."""
+    return float(schedule.seconds - seconds(prompt))
+
+
 def gain_renamed(every: int, seconds: Any, method: str) -> float:
     """Plain decoding's seconds over those with such predictions, of six texts."""
     plain = drafted = 0.0
@@ -62,7 +82,8 @@ def gain_renamed(every: int, seconds: Any, method: str) -> float:
             [20], TOKENS, method=method, predictions=lambda _, text=prediction: text, **how
         )
         assert other.texts == one.texts
-        plain, drafted = plain + one.decode_seconds, drafted + other.decode_seconds
+        plain += behind_the_prompt(one, 20, seconds)
+        drafted += behind_the_prompt(other, 20, seconds)
     return plain / drafted
 
 
@@ -74,18 +95,18 @@ def gain(every: int, seconds: Any = simulated.SECONDS) -> float:
         times = simulated.guessed_times()
         for _ in range(2):
             one = simulated.run([20 + seed], TOKENS, times=times, **how)
-        plain += one.decode_seconds
+        plain += behind_the_prompt(one, 20 + seed, seconds)
         other = simulated.run(
             [20 + seed], TOKENS, times=times, predictions=edited(every, seed), **how
         )
         assert other.texts == one.texts
-        drafted += other.decode_seconds
+        drafted += behind_the_prompt(other, 20 + seed, seconds)
     return plain / drafted
 
 
 # With a cursor that proposed nothing until three tokens agreed, and chances by depth, these were
-# 1.42, 1.85 and 2.90; the last one has nothing to learn.
-@pytest.mark.parametrize(("every", "least"), [(6, 1.55), (12, 1.95), (40, 3.0), (10**6, 4.1)])
+# 1.42, 1.85 and 2.90; the last one has nothing to learn, and was 4.21 with 16 drafts at most.
+@pytest.mark.parametrize(("every", "least"), [(6, 1.55), (12, 1.9), (40, 2.8), (10**6, 4.6)])
 def test_what_a_prediction_saves(every: int, least: float) -> None:
     assert gain(every) >= least
 
@@ -96,7 +117,15 @@ def test_what_a_prediction_saves_where_rows_are_cheap(every: int, least: float) 
     assert gain(every, CHEAP) >= least
 
 
-@pytest.mark.parametrize("seconds", [simulated.SECONDS, CHEAP], ids=["dear", "cheap"])
+# Where 64 rows take twice as long as one, long drafts are worth most: 13.6 with 16 at most.
+def test_what_a_prediction_saves_where_many_rows_are_cheap() -> None:
+    assert gain(10**6, TILES) >= 26.0
+    assert gain(40, TILES) >= 7.9
+
+
+@pytest.mark.parametrize(
+    "seconds", [simulated.SECONDS, CHEAP, TILES], ids=["dear", "cheap", "tiles"]
+)
 def test_a_useless_prediction_is_never_slower(seconds: Any) -> None:
     """Its tokens are the text's in another order, so that single ones agree all the time."""
     assert gain(0, seconds) >= 0.98
@@ -107,7 +136,7 @@ def test_a_useless_prediction_is_never_slower(seconds: Any) -> None:
 @pytest.mark.parametrize("method", ["none", "suffix"])
 @pytest.mark.parametrize(
     ("every", "seconds", "least"),
-    [(6, simulated.SECONDS, 3.3), (40, simulated.SECONDS, 3.3), (6, CHEAP, 7.8), (40, CHEAP, 8.1)],
+    [(6, simulated.SECONDS, 3.3), (40, simulated.SECONDS, 3.1), (6, CHEAP, 7.7), (40, CHEAP, 7.6)],
     ids=["6, dear", "40, dear", "6, cheap", "40, cheap"],
 )
 def test_what_a_renaming_saves(every: int, seconds: Any, least: float, method: str) -> None:

@@ -15,7 +15,8 @@ class Cursor:
     nothing.
 
     `guessed` is the same, and where the cursor is lost what follows the longest match that is too
-    short to set it; `match` is how many tokens agree there. `edits` are the tokens of the
+    short to set it; `match` is how many tokens agree there, `agreement` what that counts for: an
+    output that has always been as predicted has a long match. `edits` are the tokens of the
     prediction that became others, what they became, and the trust in that.
     """
 
@@ -26,10 +27,15 @@ class Cursor:
         self.guess = 0
         self.match = 0
         self.lost = False
+        self.whole = True  # it was never lost
         self.left = 0  # lost: how long the output was when it was still as predicted
         self.edits: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = {}
         self.inside: tuple[tuple[int, ...], int] | None = None  # an edit, tokens written of it
         self.repeated = self.refuted = 0  # edits that came again, and that did not
+
+    @property
+    def agreement(self) -> int:
+        return max(self.match, 10) if self.whole else self.match
 
     @property
     def following(self) -> list[int]:
@@ -96,6 +102,7 @@ class Cursor:
                 self.match += 1
                 return
             self.left = len(self.output) - 1 - written
+            self.whole = False
         places = {end: self._agreement(end) for end in range(1, len(self.prediction) + 1)}
         self.match = max(places.values(), default=0)
         ends = [end for end, count in places.items() if count == self.match]
