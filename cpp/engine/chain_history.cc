@@ -47,10 +47,9 @@ double start_rate(DraftSource source, int match_len, int depth) {
     // What the default model's answers to benchmarks/code_edit_cases.py showed.
     static constexpr double kPredicted[ChainRates::kMatchBuckets] = {0.35, 0.55, 0.60,
                                                                      0.75, 0.85, 0.94};
+    if (depth != kBeginning) return kPredicted[match];
     // An output that begins as predicted goes on like that.
-    if (depth == kBeginning)
-      return match_len == 1 ? 0.5 : kPredicted[ChainRates::kMatchBuckets - 1];
-    return kPredicted[match];
+    return match_len == 1 ? 0.5 : kPredicted[ChainRates::kMatchBuckets - 1];
   }
   // Rough: longer matches are right more often, and so is what follows a right token.
   static constexpr double kFirst[ChainRates::kMatchBuckets] = {0.25, 0.40, 0.55, 0.70, 0.80, 0.90};

@@ -20,8 +20,8 @@
 
 namespace specdec {
 
-// Drafts of one step that a prediction makes, at most: weighed against the time of their rows, or
-// all of them, as in the first step; a grammar makes no more than these, either.
+// Drafts of one step, at most: of a prediction where they are weighed against the time of rows;
+// beside the prompt and where nothing is weighed, and of a grammar.
 inline constexpr int kWeighedDrafts = 64, kKnownDrafts = 16;
 
 class Prediction {

@@ -223,6 +223,29 @@ def test_exact_mode_on_a_device_bounds_how_deep_drafts_go(
         open_llm(folders, "cuda-emu", deeper, numerics="exact", **how)
 
 
+@EMULATED
+def test_predictions_go_as_deep_as_the_numerics_allow(folders: dict[str, Path]) -> None:
+    """Rows cost nothing, so that a step verifies all that it may of a right prediction."""
+    limits = {"max_batch_size": 2, "max_seq_len": 128, "max_num_tokens": 128}
+    params = SamplingParams(max_tokens=100, ignore_eos=True)
+    passes = {}
+    for numerics in ("exact", "fast"):
+        with open_llm(
+            folders, "cuda-emu-fast", "suffix", numerics=numerics, dtype="bfloat16",
+            scheduler_config=limits,
+        ) as llm:  # fmt: skip
+            alone = dataclasses.replace(params, speculative_config=False)
+            [text] = tokens_of(llm.generate([PROMPTS[0]], alone, use_tqdm=False))
+            llm.engine._calibrate = None  # type: ignore[attr-defined]
+            llm.engine.executor.set_step_cost([1, 1024], [1.0, 1.0])
+            predicted = dataclasses.replace(params, prediction=text)
+            [output] = llm.generate([PROMPTS[0]], predicted, use_tqdm=False)
+            assert output.outputs[0].token_ids == text
+            passes[numerics] = output.metrics["num_forward_passes"]
+    # With the prompt 16 are verified, then 24 or 64 in each step.
+    assert passes == {"exact": 1 + 4, "fast": 1 + 2}
+
+
 @devices
 def test_the_adapter_is_not_exact_on_a_device(folders: dict[str, Path], device: str) -> None:
     with pytest.raises(UnsupportedModelError, match="numerics = 'exact': the model's own layers"):

@@ -15,7 +15,7 @@ __all__ = [
 # One request verifies at most this many tokens in one step: the last decided token plus its drafts.
 MAX_STEP_TOKENS = 128
 MAX_DRAFT_LEN = MAX_STEP_TOKENS - 1
-# A prediction in one step: weighed against their rows' time, or all of them (of a grammar, too).
+# Drafts of a prediction in one step where they are weighed, and where not (of a grammar, too).
 MAX_WEIGHED_DRAFTS, MAX_KNOWN_DRAFTS = 64, 16
 MAX_OVERLAP_DEPTH = 2
 MAX_THREADS = 256  # of the CPU kernels (cpp/base/thread_pool.cc)
