@@ -39,7 +39,7 @@ class DraftOffer {
   // The child of `parent` with this token, made if there is none. -1: there is no room. Its chance
   // is the parent's times the share times what `own` and `shared` have seen of such drafts; null:
   // times what is taken for it before anything was seen, so that the tree says nothing of the past.
-  // Of several sources see Chance; it counts for what is below the node, too.
+  // Where several sources propose it see Chance; it counts for what is below the node, too.
   int add(int parent, TokenId token, DraftSource source, const Estimate& estimate,
           const SourceRates* own, const SourceRates* shared);
   // Puts the nodes in order. What add() said of them before counts no more.

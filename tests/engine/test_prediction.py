@@ -178,7 +178,7 @@ def test_a_step_drafts_no_more_than_it_may(options: dict[str, Any], most: int) -
 
 
 def test_the_first_step_learns_how_outputs_begin() -> None:
-    """Of the prediction's first tokens as many are verified with the prompt as are worth their
+    """As many of the prediction's first tokens are verified with the prompt as are worth their
     rows, by what earlier requests have shown."""
     function = HashFunction(vocab=30, surprise=2, alphabet=4, seed=3)
     text = function.reference([1, 2, 3], 60)
