@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,13 @@ def methods() -> dict[str, tuple[dict[str, Any], bool]]:
 
     lookup = drafting_arguments(NGramDecodingConfig(10, 2))
     suffix = drafting_arguments(SuffixDecodingConfig())
+    short = drafting_arguments(SuffixDecodingConfig(max_draft_len=10))
     return {
         "prompt lookup (10,2)": (lookup, False),
         "suffix": (suffix, False),
         "prompt lookup (10,2), adaptive": (lookup, True),
         "suffix, adaptive": (suffix, True),
+        "suffix with 10 drafts, adaptive": (short, True),
     }
 
 
@@ -68,39 +71,53 @@ def decode(args: argparse.Namespace) -> Texts:
     return texts
 
 
-def replay(text: tuple[list[int], list[int]], options: dict[str, Any], adaptive: bool) -> Any:
-    """(decode steps, rows, accepted drafts) of one text."""
+def make_executor(longest: int, options: dict[str, Any], cost: Any) -> Any:
+    """An executor for texts of so many tokens, one at a time. cost: T(rows), which chooses drafts;
+    None: all are verified."""
     from specdec_ext import _core
 
-    prompt, output = text
-    tokens = prompt + output
-    pages = torch.zeros(1, len(tokens) // 16 + 9, 1, 16, 8)
+    pages = torch.zeros(1, longest // 16 + 9, 1, 16, 8)
     executor = _core.Executor(
-        pages, pages.clone(), vocab_size=VOCAB, max_batch_size=1, max_seq_len=len(tokens),
-        max_num_tokens=MAX_PROMPT + 200, adaptive=adaptive, **options,
+        pages, pages.clone(), vocab_size=VOCAB, max_batch_size=1, max_seq_len=longest,
+        max_num_tokens=longest + 200, adaptive=cost is not None, **options,
     )  # fmt: skip
-    if adaptive:
-        executor.set_step_cost(*STEP_COST)
-    executor.submit(prompt, max_tokens=len(output))
+    if cost is not None:
+        executor.set_step_cost(*cost)
+    return executor
+
+
+def replay(
+    executor: Any, text: tuple[list[int], list[int]], prediction: Sequence[int] = ()
+) -> tuple[int, list[int]]:
+    """Drafts that were verified with the prompt, and the rows of each step behind it."""
+    prompt, output = text
+    tokens = [*prompt, *output, 0]
+    executor.submit(prompt, max_tokens=len(output), prediction=list(prediction))
     written: list[int] = []
-    steps = rows = 0
+    steps: list[int] = []
     while (plan := executor.plan()) is not None:
-        following = [tokens[int(plan.positions[row]) + 1] for row in plan.logit_rows.tolist()]
-        steps += bool(written)
-        rows += len(plan.tokens) if written else 0
+        following = [tokens[min(int(plan.positions[row]) + 1, len(tokens) - 1)]
+                     for row in plan.logit_rows.tolist()]  # fmt: skip
+        steps.append(len(plan.tokens))
         for out in executor.commit(plan, torch.tensor(following, dtype=torch.int32)):
             written += out.tokens
     if written != output:
         raise SystemExit("the executor has changed the text")
-    return steps, rows, executor.stats()["num_accepted_tokens"]
+    return steps[0] - len(prompt), steps[1:]
 
 
 def measure(texts: Texts, options: dict[str, Any], adaptive: bool) -> dict[str, dict[str, float]]:
     """Per set: tokens, rows (with the last decided token) and accepted drafts of a decode pass."""
     results = {}
     for name, pairs in texts.items():
-        counts = [replay(pair, options, adaptive) for pair in pairs]
-        steps, rows, accepted = (sum(column) for column in zip(*counts, strict=True))
+        steps = rows = accepted = 0
+        for prompt, output in pairs:
+            executor = make_executor(
+                len(prompt) + len(output), options, STEP_COST if adaptive else None
+            )
+            _, counts = replay(executor, (prompt, output))
+            steps, rows = steps + len(counts), rows + sum(counts)
+            accepted += executor.stats()["num_accepted_tokens"]
         tokens = sum(len(output) - 1 for _, output in pairs)
         results[name] = {
             "tokens_per_forward": tokens / steps,

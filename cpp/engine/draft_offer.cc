@@ -11,7 +11,6 @@ void DraftOffer::Chance::add(double chance, DraftSource source) {
   switch (source) {
     case DraftSource::kPrediction:
     case DraftSource::kSuffix:
-    case DraftSource::kEdits:
     case DraftSource::kLookup:
       ++texts;
       text += (chance - text) / texts;

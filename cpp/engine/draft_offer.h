@@ -69,7 +69,7 @@ class DraftOffer {
  private:
   // That a node is accepted where its parent was. Sources that find it in texts have mostly found
   // the same text, and the best of their estimates is the one that errs highest: their mean counts.
-  // What a network, or a form of the output, says is another matter: then the better of the two.
+  // What a network, a form of the output or an edit says is news: then the better of the two.
   struct Chance {
     void add(double chance, DraftSource source);
     double value() const { return std::max(text, other); }

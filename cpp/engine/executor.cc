@@ -168,8 +168,10 @@ RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs)
   }
   const bool knows = r.prediction || (r.params.grammar && r.max_drafts > 0 && !r.device_drafts);
   const bool adaptive = r.params.adaptive.value_or(config_.adaptive);
-  r.known_drafts =
-      r.prediction && adaptive ? std::min(kWeighedDrafts, config_.max_draft_depth) : kKnownDrafts;
+  // Behind a window pages are for the rows of a step, and there are no more than for these.
+  const bool windowed = config_.attention.window > 0 || !config_.narrow_windows.empty();
+  const bool weighed = r.prediction && adaptive && !windowed;
+  r.known_drafts = weighed ? std::min(kWeighedDrafts, config_.max_draft_depth) : kKnownDrafts;
   if (!knows || r.max_len <= r.prompt_len + 1) r.known_drafts = 0;
   r.chain =
       config_.method == DraftMethod::kNgram || (proposes_chains(config_) && !config_.with_suffix);

@@ -74,7 +74,7 @@ std::map<Path, Merged> merge(const std::vector<Said>& words) {
   std::map<Path, std::vector<double>> texts, others;
   std::map<Path, Merged> merged;
   const std::set<DraftSource> is_text = {DraftSource::kPrediction, DraftSource::kSuffix,
-                                         DraftSource::kEdits, DraftSource::kLookup};
+                                         DraftSource::kLookup};
   for (const Said& said : words) {
     const double chance = std::min(1.0, said.share * start_rate(said.source, 3, 1));
     (is_text.count(said.source) != 0 ? texts : others)[said.path].push_back(chance);

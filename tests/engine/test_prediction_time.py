@@ -14,20 +14,8 @@ from specdec_ext import _core
 TOKENS = 400
 CHEAP = _core.StepCost({1: 7.7, 7: 8.2, 11: 8.6, 16: 11.2, 32: 20.6, 84: 52.5, 1024: 600.0})
 # Measured with tiles (AMX), in bfloat16.
-TILES = _core.StepCost(
-    {
-        1: 10.1,
-        2: 10.9,
-        4: 11.3,
-        7: 11.3,
-        11: 12.3,
-        16: 12.8,
-        32: 14.9,
-        64: 20.8,
-        84: 24.2,
-        1024: 230.0,
-    }
-)
+TILES = _core.StepCost({1: 10.1, 2: 10.9, 4: 11.3, 7: 11.3, 11: 12.3, 16: 12.8, 32: 14.9, 64: 20.8,
+                        84: 24.2, 1024: 230.0})  # fmt: skip
 
 
 def edited(every: int, seed: int) -> Callable[[list[int]], list[int]]:

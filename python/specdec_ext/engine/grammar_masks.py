@@ -152,12 +152,10 @@ class GrammarMasks:
                 self._executor.force(request_id, tokens)
 
     def plan(self, drafting: Any) -> Any:
-        """The executor's next plan, with the drafts in it that grammars force and without those
-        that they do not allow.
+        """The executor's next plan, without the drafts in it that grammars do not allow.
 
         drafting  SlotDrafting, which stands between stage() and build(); anything else: nobody does
         """
-        self.force()
         if hasattr(drafting, "before_build"):
             drafting.before_build = self.constrain
             return self._executor.plan()

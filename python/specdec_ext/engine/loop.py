@@ -119,6 +119,7 @@ class EngineLoop(RequestTable):
         drafting = self._drafting
         if drafting is not None and not resumed:
             drafting.propose()
+        self._grammars.force()
         try:
             plan = self._grammars.plan(drafting) if self._grammars else self.executor.plan()
         except EngineError as error:  # a rank is lost: no step can run

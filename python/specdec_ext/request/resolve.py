@@ -152,13 +152,11 @@ def _acceptance(params: SamplingParams) -> dict[str, Any]:
 
 
 def _check_capacity(
-    prompt_len: int, max_tokens: int, spec: dict[str, Any], known: int, limits: EngineLimits
+    prompt_len: int, max_tokens: int, spec: dict[str, Any], limits: EngineLimits
 ) -> None:
     """Refuse a request whose worst case is larger than the whole page pool.
 
     The last step starts with all but one token in the cache and adds that token and its drafts.
-
-    known  drafts of one step that prediction and grammar make
     """
     drafts = 0
     if spec["speculative"]:
@@ -166,7 +164,7 @@ def _check_capacity(
         drafts += spec.get("suffix_draft_len", 0)
     pages = pages_for(prompt_len + max_tokens + drafts, limits.tokens_per_block)
     if limits.pages_in_window is not None:
-        pages = min(pages, limits.pages_in_window(prompt_len, 1 + max(drafts, known)))
+        pages = min(pages, limits.pages_in_window(prompt_len, 1 + max(drafts, MAX_KNOWN_DRAFTS)))
     if pages > limits.num_pages:
         raise CapacityError(
             f"request of {prompt_len} prompt tokens + max_tokens = {max_tokens} + {drafts} drafts "
@@ -257,11 +255,10 @@ def resolve_request(
             params.prediction, prompt, tokenizer, vocab, limits.max_seq_len, limits.max_position
         )
     forces = params.structured_outputs is not None and spec_kwargs["speculative"]
-    known = max(MAX_KNOWN_DRAFTS if forces else 0, min(len(prediction), MAX_WEIGHED_DRAFTS))
-    depth = max(depth, known)
+    depth = max(depth, MAX_KNOWN_DRAFTS if forces else 0, min(len(prediction), MAX_WEIGHED_DRAFTS))
     if params.structured_outputs is not None:
         _check_form(tokenizer, limits)
-    _check_capacity(len(prompt), max_tokens, spec_kwargs, known, limits)
+    _check_capacity(len(prompt), max_tokens, spec_kwargs, limits)
     for token in params.logit_bias or ():
         check_int("SamplingParams.logit_bias key", token, RequestError, low=0, high=vocab - 1,
                   remedy=f"the model's vocabulary has {vocab} tokens")  # fmt: skip
