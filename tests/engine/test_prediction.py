@@ -162,7 +162,7 @@ def test_adaptive_drafts_are_those_that_are_worth_it() -> None:
 
 @pytest.mark.parametrize(("options", "most"), [({}, 64), ({"max_draft_depth": 24}, 24),
                                                ({"adaptive": False}, DRAFTS),
-                                               ({"attention_window": 150}, DRAFTS)])  # fmt: skip
+                                               ({"attention_window": 200}, DRAFTS)])  # fmt: skip
 def test_a_step_drafts_no_more_than_it_may(options: dict[str, Any], most: int) -> None:
     """Rows cost nothing, and the prediction is right."""
     function = HashFunction(vocab=30, surprise=2, alphabet=4, seed=3)

@@ -12,7 +12,7 @@ def test_random_programs(method: str) -> None:
     # Well below what they come to: Hypothesis mixes numbers of the sources into what it draws.
     assert seen["compared"] > 400 and seen["by the host"] > 200
     assert seen["failed"] > 0 and seen["replayed"] > 8
-    assert method == "none" or seen["accepted"] > 40
+    assert method == "none" or seen["accepted"] > 20
 
 
 @pytest.mark.slow

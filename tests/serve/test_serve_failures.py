@@ -94,7 +94,9 @@ def test_an_unexpected_error_has_a_line_and_an_id(
 
         monkeypatch.setattr(app.state.serving.bridge, "in_thread", broken)
         logger = logging.getLogger("specdec_ext.access")
-        monkeypatch.setattr(logger, "propagate", True)
+        # No propagation: its parents may have this handler, too.
+        monkeypatch.setattr(logger, "propagate", False)
+        monkeypatch.setattr(logger, "handlers", [caplog.handler])
         with caplog.at_level(logging.INFO, logger.name):
             client = TestClient(app, raise_server_exceptions=False)
             answer = client.post("/tokenize", json={"prompt": "hello"})
