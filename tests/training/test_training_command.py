@@ -145,10 +145,25 @@ def test_bad_data_are_one_message_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
+# As the command itself; then each rank says which threads of Gloo are left.
+RANK = """
+import sys
+from pathlib import Path
+from specdec_ext.cli import main
+status = main(sys.argv[1:])
+names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+sys.stderr.write(f"left: {sum('gloo' in name for name in names)}\\n")
+sys.exit(status)
+"""
+
+
 def test_two_ranks_train_as_one_process_does(target: Path, messages: Path, tmp_path: Path) -> None:
     """torchrun over Gloo: both collect, the loss of every step is that of one process on the same
-    texts, and so are the weights, but for sums in another order."""
+    texts, and so are the weights, but for sums in another order. No thread of Gloo is left beside an
+    interpreter that ends: it could abort the process."""
     logs, weights = [], []
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
@@ -161,10 +176,11 @@ def test_two_ranks_train_as_one_process_does(target: Path, messages: Path, tmp_p
         else:
             launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
             run = subprocess.run(
-                [sys.executable, *launch, "-m", "specdec_ext", *words],
+                [sys.executable, *launch, str(script), *words],
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert run.returncode == 0, run.stderr
+            assert run.stderr.count("left: 0\n") == 2, run.stderr
             assert run.stdout.count("held-out top-1") == 1  # the first rank speaks
         card = json.loads((folder / "medusa" / "training_card.json").read_text())
         assert card["run"]["ranks"] == (1 if name == "one" else 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -104,6 +105,10 @@ def started_ranks(device: str) -> Iterator[Ranks]:
     if where.type == "cuda":
         torch.cuda.set_device(where)
     kind = "nccl" if where.type == "cuda" else "gloo"
+    # Its functions have the group of all as a default argument. Imported later (an optimizer does),
+    # they would keep the group alive: its threads, running on beside an interpreter that ends,
+    # sometimes abort the process.
+    importlib.import_module("torch.distributed.nn.functional")
     distributed.init_process_group(kind, timeout=_PATIENCE)
     try:
         yield Ranks(distributed.get_rank(), world, where)
