@@ -15,6 +15,7 @@ from workshop import sentences
 from specdec_ext.cli import main
 from specdec_ext.errors import ModelError
 from specdec_ext.report.read import read_result
+from specdec_ext.training.work_folder import owned
 
 SMALL = {
     "medusa": ["--num-heads", "2"],
@@ -131,6 +132,31 @@ def test_another_output_goes_on_from_the_same_checkpoint(
         words = ["train-medusa", "--model", str(target), "--data", str(messages), *more]
         assert main([*words, "--draft-vocab-size", "64", "--max-new-tokens", "24"]) == 4
     assert folders[0] == folders[1] != folders[2]
+
+
+def test_one_run_at_a_time_has_a_work_folder(
+    target: Path, messages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command("medusa", target, tmp_path, "--data", str(messages), "--measure-prompts", "0")
+    work = tmp_path / "work-medusa"
+    with owned(work):
+        assert main(words) == 4
+    said = capsys.readouterr()
+    assert f"{work}: another run with the same data and settings" in said.err
+    assert "--work-dir" in said.err and "collecting" not in said.err
+    assert list(tmp_path.iterdir()) == []  # nothing is left of either
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "training 30/30" in said.err and "measuring" not in said.err
+
+
+def test_a_work_folder_that_cannot_be_made(
+    target: Path, messages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work-medusa").write_text("a file")
+    words = command("medusa", target, tmp_path, "--data", str(messages))
+    assert main(words) == 4
+    assert "the checkpoint cannot be written" in capsys.readouterr().err
 
 
 def test_bad_data_are_one_message_and_nothing_is_written(

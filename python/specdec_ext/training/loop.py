@@ -27,6 +27,7 @@ from .data import Batch, TrainingData
 from .interrupts import CHECKPOINT_SECONDS, Interrupts, Stopped
 from .loss import Precision
 from .ranks import ALONE, Ranks
+from .work_folder import unwritable
 
 __all__ = ["Product", "TrainSettings", "Training", "TrainingResult"]
 
@@ -169,7 +170,7 @@ class Training:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise _unwritable(folder, error) from error
+                raise unwritable(folder, error) from error
             self._resume(folder / CHECKPOINT)
 
     def run(
@@ -268,7 +269,7 @@ class Training:
             partial.replace(path)
         except (OSError, RuntimeError) as error:  # torch's writer raises the latter
             partial.unlink(missing_ok=True)
-            raise _unwritable(self._folder, error) from error
+            raise unwritable(self._folder, error) from error
 
     def _resume(self, path: Path) -> None:
         if not path.is_file():
@@ -290,11 +291,3 @@ class Training:
         self.step = int(state["step"])
         self.result.losses = [float(x) for x in state["losses"]]
         self.result.evaluations = [(int(s), m) for s, m in json.loads(state["evaluations"])]
-
-
-def _unwritable(folder: Path, error: Exception) -> ModelError:
-    reason = " ".join(str(error).split())
-    return ModelError(
-        f"{folder}: the checkpoint cannot be written ({reason}); free space, or give another "
-        "--work-dir"
-    )

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,7 @@ from .products import check_product, make_product, trained_size
 from .ranks import Ranks, alone, started_ranks
 from .sources import Exclusion, make_tasks
 from .texts import Frame, Task
+from .work_folder import owned
 
 __all__ = ["Progress", "train"]
 
@@ -77,10 +79,19 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
     excluded = Exclusion(options.exclude)
     check_threads_variable()
     _check_output(options.output)
+    with ExitStack() as held:
+        return _train(options, excluded, progress, held)
+
+
+def _train(
+    options: TrainOptions, excluded: Exclusion, progress: Progress, held: ExitStack
+) -> dict[str, Any]:
     with started_ranks(options.device) as ranks:
         prepared = _prepare(options, excluded)
         options = prepared.options
         begin = time.monotonic()
+        if ranks.is_first:
+            held.enter_context(owned(prepared.work_dir))
         with Interrupts() as interrupts:
             estimate = _collect(prepared, ranks, interrupts, progress)
             collected = time.monotonic()
@@ -111,7 +122,8 @@ def train(options: TrainOptions, progress: Progress) -> dict[str, Any]:
         }
     if not ranks.is_first:
         return {}
-    progress.on_measure()
+    if options.measure_prompts > 0:
+        progress.on_measure()
     target = {"name": prepared.name, "sha256": prepared.sha}
     with alone():
         card = finish(options, training, data, prepared.config.path, target, facts, excluded.report)

@@ -134,5 +134,12 @@ inline KeyTile key_tile(const AttentionBlock& block, int tile, int shared_tiles,
   return {false, column, column + column_shift(block), block.shared};
 }
 
+// The first row-head that sees a key of the tile. Those before it belong to rows of the prompt in
+// front of the tile's first key.
+inline int first_reader(const AttentionBlock& block, const KeyTile& tile) {
+  if (block.is_tree || tile.slot <= block.kv_len) return 0;
+  return max_of(0, (tile.slot - block.kv_len) * group_size(block) - block.first);
+}
+
 }  // namespace
 }  // namespace specdec::cpu

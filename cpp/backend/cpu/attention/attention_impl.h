@@ -185,7 +185,7 @@ inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, i
                       at.slot, keys, next, head_dim, scratch.v_tile, scratch.k_tile);
     float* out = (at.own ? block.slot_scores : block.scores) + at.column;
     const std::int64_t stride = at.own ? kMaxStepTokens : block.stride;
-    for (int i = 0; i < block.count; i += V::kScoreRows) {
+    for (int i = first_reader(block, at); i < block.count; i += V::kScoreRows) {
       with_constant<V::kScoreRows>(min_of(block.count - i, V::kScoreRows), [&](auto n) {
         score_rows<V, n>(scratch.k_tile, scratch.q + i * head_dim, head_dim, p.scale,
                          out + i * stride, stride);

@@ -8,9 +8,9 @@
 namespace specdec::cpu {
 namespace {
 
-// v[k + ahead] is fetched for later (ahead = 0: nothing to fetch).
-// acc[r, x] += sum over n keys of p[r, key] v[key, x]; N row-heads, M vectors of head dims. Row is
-// float, or a 16-bit type that is widened in registers.
+// acc[r, x] += sum over n >= 1 keys of p[r, key] v[key, x]; N row-heads, M vectors of head dims.
+// Row is float, or a 16-bit type that is widened in registers. v[k + ahead] is fetched for later
+// (ahead = 0: nothing to fetch).
 template <typename V, int N, int M, typename Row>
 inline void add_values(const Row* const* v, int ahead, int d, int n, const float* p,
                        std::int64_t p_stride, float* acc, int acc_stride) {
@@ -21,12 +21,14 @@ inline void add_values(const Row* const* v, int ahead, int d, int n, const float
 #pragma GCC unroll 8
     for (int x = 0; x < M; ++x) sum[r][x] = load<V>(acc + r * acc_stride + d + x * V::W);
   }
-  for (int k = 0; k < n; ++k) {
+  int k = 0;
+  do {  // a loop that may run zero times would have the compiler spill the sums
     F value[M];
 #pragma GCC unroll 8
-    for (int x = 0; x < M; ++x) {
-      value[x] = load<V>(v[k] + d + x * V::W);
-      __builtin_prefetch(v[k + ahead] + d + x * V::W);
+    for (int x = 0; x < M; ++x) value[x] = load<V>(v[k] + d + x * V::W);
+    if (ahead > 0) {
+#pragma GCC unroll 8
+      for (int x = 0; x < M; ++x) __builtin_prefetch(v[k + ahead] + d + x * V::W);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
@@ -34,7 +36,7 @@ inline void add_values(const Row* const* v, int ahead, int d, int n, const float
 #pragma GCC unroll 8
       for (int x = 0; x < M; ++x) sum[r][x] = V::fma(weight, value[x], sum[r][x]);
     }
-  }
+  } while (++k < n);
 #pragma GCC unroll 8
   for (int r = 0; r < N; ++r) {
 #pragma GCC unroll 8
@@ -42,10 +44,12 @@ inline void add_values(const Row* const* v, int ahead, int d, int n, const float
   }
 }
 
-// The same for any number of row-heads and head dims [begin, end), multiples of the vector width.
+// The same for any number of keys, row-heads and head dims [begin, end), multiples of the vector
+// width.
 template <typename V, typename Row>
 inline void add_values_of(const Row* const* v, int ahead, int begin, int end, int n, const float* p,
                           std::int64_t p_stride, int rows, float* acc, int acc_stride) {
+  if (n <= 0) return;
   for (int r = 0; r < rows; r += V::kValueRows) {
     with_constant<V::kValueRows>(min_of(rows - r, V::kValueRows), [&](auto row_count) {
       for (int d = begin; d < end; d += V::kValueVectors * V::W) {
@@ -63,7 +67,13 @@ struct Span {
   std::int32_t low, high;
 };
 
-constexpr int kValueBlock = 32;  // keys whose V is used by all row-heads before the next are read
+// Keys whose V is used by all row-heads before the next are read: as many as half of the nearest
+// cache holds, so that sums are rarely loaded and stored.
+constexpr int kLeastValueBlock = 32, kMostValueBlock = 128;
+constexpr int kValueBlockFloats = 4096;
+inline int value_block(int dims) {
+  return min_of(max_of(kValueBlockFloats / dims, kLeastValueBlock), kMostValueBlock);
+}
 
 // Whether rows of V are read where they lie, in whole vectors. Otherwise they are converted into a
 // tile first, which pays where several groups of row-heads read it.
@@ -93,8 +103,8 @@ struct ValueReader {
       if constexpr (kInPlace) {
         rows[k] = from;
       } else {
-        if (slot + kValueBlock + k < last) {
-          const T* next = slots(slot + kValueBlock + k);
+        if (slot + n + k < last) {
+          const T* next = slots(slot + n + k);
           for (int d = begin; d < end; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
         }
         float* to = tile + k * tile_stride;
@@ -174,8 +184,9 @@ inline void values_with(const AttentionBlock& block, const RankScratch& scratch,
   lowest = max_of(lowest, block.low);
   // Rows that one group of row-heads reads need not stay in the nearest cache.
   const bool is_read_once = kInPlace && block.count <= V::kValueRows;
-  const int keys = is_read_once ? 2 * kValueBlock : kValueBlock;
-  static_assert(4 * kValueBlock <= kMaxStepTokens);  // `rows` holds two blocks
+  const int keys = is_read_once ? 2 * kLeastValueBlock : value_block(end - dim_begin);
+  static_assert(4 * kLeastValueBlock <= kMaxStepTokens);  // `rows` holds two blocks
+  static_assert(kMostValueBlock <= kMaxStepTokens);
   // Positions [begin, last), of which a row-head sees what seen() says.
   const auto add_shared = [&](std::int32_t begin, std::int32_t last, std::int32_t shift,
                               auto&& seen) {
