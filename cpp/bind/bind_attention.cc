@@ -121,14 +121,14 @@ void register_attention(py::module_& m) {
   m.def(
       "has_fast_attention",
       [](const std::string& kv_dtype, std::int64_t head_dim) {
-        // Names of types that no kernel multiplies in tiles need not be known.
+        // Names of types that no kernel multiplies in bfloat16 need not be known.
         return kv_dtype == dtype_name(DType::kBF16) &&
                cpu::has_fast_attention(DType::kBF16, head_dim);
       },
       py::arg("kv_dtype"), py::arg("head_dim"),
       "Whether attention on the CPU with ``exact=False`` ever has other bits than with "
       "``exact=True``: "
-      "it multiplies bfloat16 K/V in tiles, where a processor has these.");
+      "it multiplies bfloat16 K/V as such, where a processor has instructions for that.");
   m.def(
       "spec_attention",
       [](py::handle q, py::handle k_pages, py::handle v_pages, py::handle page_table,

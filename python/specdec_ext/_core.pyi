@@ -2072,7 +2072,7 @@ def guess_tree(
 
 def has_fast_attention(kv_dtype: str, head_dim: typing.SupportsInt | typing.SupportsIndex) -> bool:
     """
-    Whether attention on the CPU with ``exact=False`` ever has other bits than with ``exact=True``: it multiplies bfloat16 K/V in tiles, where a processor has these.
+    Whether attention on the CPU with ``exact=False`` ever has other bits than with ``exact=True``: it multiplies bfloat16 K/V as such, where a processor has instructions for that.
     """
 
 def keep_hidden(

@@ -1,7 +1,8 @@
-"""Attention that need not be exact: with tiles q and the probabilities are rounded to bfloat16.
+"""Attention that need not be exact: q and the probabilities are rounded to bfloat16 where a
+processor multiplies that.
 
-It is held against float64 with just these roundings, and against float64 without any. Calls that no
-tile takes, and all calls on processors without tiles, have the bits of exact attention.
+It is held against float64 with just these roundings, and against float64 without any. Other calls,
+and all calls on other processors, have the bits of exact attention.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from reference_attention import attend as reference
 from specdec_ext import _core
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-needs_tiles = pytest.mark.skipif(_core.cpu_isa() != "amx", reason="a processor without tiles")
+needs_products = pytest.mark.skipif(
+    _core.cpu_isa() not in ("amx", "avx512_bf16"), reason="a processor without products in bf16"
+)
 
 
 def narrow_reference(problem: Problem) -> torch.Tensor:
@@ -74,7 +77,7 @@ def problem_of(seed: int, **options: Any) -> Problem:
     return random_problem(seed, **{**how, **options})
 
 
-@needs_tiles
+@needs_products
 @pytest.mark.parametrize("tree", [None, "chain", "star", "branches", "random"])
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_trees_and_chains(tree: str | None, num_threads: int) -> None:
@@ -82,7 +85,7 @@ def test_trees_and_chains(tree: str | None, num_threads: int) -> None:
         assert_close(problem_of(1, tree=tree))
 
 
-@needs_tiles
+@needs_products
 @pytest.mark.parametrize("page_size", [1, 4, 16, 128])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 160, 256])
 def test_pages_and_head_dims(page_size: int, head_dim: int) -> None:
@@ -90,7 +93,7 @@ def test_pages_and_head_dims(page_size: int, head_dim: int) -> None:
     assert_close(problem_of(3, page_size=page_size, head_dim=head_dim))
 
 
-@needs_tiles
+@needs_products
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 1), (9, 3), (8, 1), (14, 2)])
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_heads(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
@@ -102,7 +105,7 @@ def test_heads(heads: int, kv_heads: int, dtype: torch.dtype) -> None:
         )  # fmt: skip
 
 
-@needs_tiles
+@needs_products
 @pytest.mark.parametrize("window", [1, 5, 16, 64, 65, 300])
 @pytest.mark.parametrize("sinks", [0, 3, 70])
 @pytest.mark.parametrize("tree", [None, "deep"])
@@ -120,7 +123,7 @@ def test_windows(window: int, sinks: int, tree: str | None) -> None:
     assert_close(problem, differs=window > 1 or sinks > 0)
 
 
-@needs_tiles
+@needs_products
 def test_caps_sinks_and_long_prompts() -> None:
     assert_close(problem_of(6, softcap=3.0))
     assert_close(problem_of(7, sinks=True, tree="random"))
@@ -129,7 +132,7 @@ def test_caps_sinks_and_long_prompts() -> None:
     assert_close(first)
 
 
-@needs_tiles
+@needs_products
 def test_threads_and_neighbours_change_no_bit() -> None:
     """A row's bits depend on its own request alone."""
     problem = problem_of(10, tree="random")
@@ -152,12 +155,14 @@ def test_threads_and_neighbours_change_no_bit() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_takes_no_tile_is_exact(options: dict[str, Any]) -> None:
+def test_other_calls_are_exact(options: dict[str, Any]) -> None:
     problem = problem_of(11, **options)
     assert_same_bits(attend(problem, exact=False), attend(problem))
 
 
-@pytest.mark.skipif(_core.cpu_isa() == "amx", reason="a processor with tiles")
-def test_without_tiles_all_attention_is_exact() -> None:
+@pytest.mark.skipif(
+    _core.cpu_isa() in ("amx", "avx512_bf16"), reason="a processor with products in bf16"
+)
+def test_without_products_in_bf16_all_attention_is_exact() -> None:
     problem = problem_of(12, tree="random")
     assert_same_bits(attend(problem, exact=False), attend(problem))

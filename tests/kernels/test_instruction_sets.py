@@ -50,6 +50,17 @@ def test_the_attention_tests_pass(isa: str, chosen: str) -> None:
         pytest.skip(f"this machine has no {isa}: {ran}")
     if isa == _core.cpu_isa():
         pytest.skip(f"{isa} is what these files run on here by themselves")
+    run_tests(isa, chosen, *FILES)
+
+
+def test_fast_attention_without_tiles() -> None:
+    """Dot products of pairs, on a machine that would choose tiles."""
+    if _core.cpu_isa() != "amx":
+        pytest.skip("it is what this machine chooses, or does not have")
+    run_tests("avx512_bf16", "", "test_fast_attention.py")
+
+
+def run_tests(isa: str, chosen: str, *files: str) -> None:
     options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "-k", chosen)
-    done = run(isa, "-m", "pytest", *options, *(HERE / name for name in FILES))
+    done = run(isa, "-m", "pytest", *options, *(HERE / name for name in files))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,5 +1,5 @@
-"""numerics="fast" on the CPU: passes of many rows multiply quantised weights as bfloat16, and round
-q and the probabilities to it, where processors have tiles for that."""
+"""numerics="fast" on the CPU: passes of many rows round q and the probabilities to bfloat16 where
+processors multiply that, and quantised weights, too, where they have tiles."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tiny_models import save_llama
 VOCAB = 203
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.1}
 HAS_TILES = _core.cpu_isa() == "amx"
+HAS_PRODUCTS = HAS_TILES or _core.cpu_isa() == "avx512_bf16"
 FEW, MANY = 15, 40  # rows: none takes the fast form, each format does
 
 
@@ -41,12 +42,12 @@ def scores(model: Any, ids: list[int]) -> torch.Tensor:
 
 def test_only_passes_of_many_rows_differ(file: Path) -> None:
     exact, fast = load_model(file), load_model(file, numerics="fast")
-    assert (exact.numerics, fast.numerics) == ("exact", "fast" if HAS_TILES else "exact")
-    assert ("many rows" in fast.info.numerics_reason) == HAS_TILES
+    assert (exact.numerics, fast.numerics) == ("exact", "fast" if HAS_PRODUCTS else "exact")
+    assert ("many rows" in fast.info.numerics_reason) == HAS_PRODUCTS
     ids = prompt_ids(MANY, 2)
     few = slice(0, FEW)
     assert torch.equal(scores(exact, ids[few]), scores(fast, ids[few]))
-    assert torch.equal(scores(exact, ids), scores(fast, ids)) != HAS_TILES
+    assert torch.equal(scores(exact, ids), scores(fast, ids)) != HAS_PRODUCTS
 
 
 @pytest.mark.skipif(not HAS_TILES, reason="a processor without tiles")
@@ -80,7 +81,7 @@ def test_text_with_drafts_of_few_rows_is_plain(file: Path) -> None:
         with LLM(
             file, speculative_config=config, numerics="fast", max_seq_len=128, max_batch_size=1
         ) as llm:
-            assert llm.engine.numerics == ("fast" if HAS_TILES else "exact")
+            assert llm.engine.numerics == ("fast" if HAS_PRODUCTS else "exact")
             outputs = llm.generate(prompts, params, use_tqdm=False)
         texts.append([out.outputs[0].token_ids for out in outputs])
     assert texts[0] == texts[1]
@@ -90,8 +91,8 @@ def test_floats_differ_in_their_attention_alone(folder: Path) -> None:
     """Which is fast for K/V in bfloat16."""
     assert load_model(folder, dtype="float32", numerics="fast").numerics == "exact"
     exact, fast = (load_model(folder, dtype="bfloat16", numerics=n) for n in ("exact", "fast"))
-    assert fast.numerics == ("fast" if HAS_TILES else "exact")
+    assert fast.numerics == ("fast" if HAS_PRODUCTS else "exact")
     ids = prompt_ids(MANY, 2)
     few = slice(0, FEW)
     assert torch.equal(scores(exact, ids[few]), scores(fast, ids[few]))
-    assert torch.equal(scores(exact, ids), scores(fast, ids)) != HAS_TILES
+    assert torch.equal(scores(exact, ids), scores(fast, ids)) != HAS_PRODUCTS

@@ -185,8 +185,8 @@ sys.exit(status)
 
 def test_two_ranks_train_as_one_process_does(target: Path, messages: Path, tmp_path: Path) -> None:
     """torchrun over Gloo: both collect, the loss of every step is that of one process on the same
-    texts, and so are the weights, but for sums in another order. No thread of Gloo is left beside an
-    interpreter that ends: it could abort the process."""
+    texts, and so are the weights, but for sums in another order. No thread of Gloo is left beside
+    an interpreter that ends: it could abort the process."""
     logs, weights = [], []
     script = tmp_path / "rank.py"
     script.write_text(RANK)

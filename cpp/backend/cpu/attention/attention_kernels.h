@@ -23,7 +23,8 @@ namespace specdec::cpu {
 // Scores and columns are laid out for the widest instruction set.
 inline constexpr int kColumnAlign = 64;
 inline constexpr int kMaxBlockRowHeads = 64;
-inline constexpr int kDimChunk = 16;  // head dims are shared out in cache lines of floats
+inline constexpr int kNarrowRowHeads = 16;  // that products in bf16 take together
+inline constexpr int kDimChunk = 16;        // head dims are shared out in cache lines of floats
 
 struct AttentionBlock {
   const SpecAttentionParams* params;
@@ -65,11 +66,13 @@ const AttentionKernels& attention_kernels();  // of cpu_isa()
 const AttentionKernels& attention_kernels_plain();
 const AttentionKernels& attention_kernels_avx2();
 const AttentionKernels& attention_kernels_avx512();
-// For calls that need not be exact: with tiles where there are any, else the same.
+// For calls that need not be exact: products in bf16 where there are instructions for them, else
+// the same.
 const AttentionKernels& fast_attention_kernels();
+const AttentionKernels& attention_kernels_avx512_bf16();
 const AttentionKernels& attention_kernels_amx();
-// Whether those multiply such K/V in tiles: pairs of head dims fill whole registers.
-constexpr bool takes_tiles(DType kv_dtype, std::int64_t head_dim) {
+// Whether those multiply such K/V in bf16: pairs of head dims fill whole registers.
+constexpr bool multiplies_in_bf16(DType kv_dtype, std::int64_t head_dim) {
   return kv_dtype == DType::kBF16 && head_dim % 32 == 0;
 }
 

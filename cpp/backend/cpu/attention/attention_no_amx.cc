@@ -3,6 +3,6 @@
 
 namespace specdec::cpu {
 
-const AttentionKernels& attention_kernels_amx() { return attention_kernels_avx512(); }
+const AttentionKernels& attention_kernels_amx() { return attention_kernels_avx512_bf16(); }
 
 }  // namespace specdec::cpu

@@ -11,14 +11,21 @@ const AttentionKernels& attention_kernels() {
       return attention_kernels_avx2();
     case CpuIsa::kAvx512:
     case CpuIsa::kAmx:
-    case CpuIsa::kAvx512Bf16:  // a product in bf16 would round differently from the fp32 cache
+    case CpuIsa::kAvx512Bf16:  // see fast_attention_kernels() for products in bf16
       return attention_kernels_avx512();
   }
   return attention_kernels_plain();
 }
 
 const AttentionKernels& fast_attention_kernels() {
-  return cpu_isa() == CpuIsa::kAmx ? attention_kernels_amx() : attention_kernels();
+  switch (cpu_isa()) {
+    case CpuIsa::kAmx:
+      return attention_kernels_amx();
+    case CpuIsa::kAvx512Bf16:
+      return attention_kernels_avx512_bf16();
+    default:
+      return attention_kernels();
+  }
 }
 
 }  // namespace specdec::cpu

@@ -17,7 +17,9 @@ namespace specdec::cpu {
 namespace {
 
 // Scores of one block, when a rank has them to itself: half of the second-level cache, in floats.
+// Products in bf16 are so fast that laying K and V out weighs more: all of it.
 constexpr std::int64_t kLeastBlockFloats = 128 * 1024, kMostBlockFloats = 512 * 1024;
+constexpr int kFastBlocks = 2;
 std::int64_t block_floats() {
   static const std::int64_t floats =
       std::clamp(second_level_cache_bytes() / 2 / std::int64_t{sizeof(float)}, kLeastBlockFloats,
@@ -57,7 +59,7 @@ Sizes sizes_of(std::int64_t max_keys, int head_dim) {
   s.working = kMaxBlockRowHeads * s.dims * 2 + s.dims * kColumnAlign + kMaxStepTokens * s.dims;
   const std::int64_t stride = round_up(max_keys, kColumnAlign) + kColumnAlign;
   s.rank = s.working + kMaxBlockRowHeads * (kMaxStepTokens + 1) +
-           std::max(block_floats(), kMinBlockRowHeads * stride);
+           std::max(kFastBlocks * block_floats(), kMinBlockRowHeads * stride);
   return s;
 }
 
@@ -94,9 +96,11 @@ void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit
     const std::int64_t keys = block.kv_len + block.num_rows;
     int most = kMaxBlockRowHeads;
     if (own_scores) {
+      const std::int64_t floats = (p.exact ? 1 : kFastBlocks) * block_floats();
       most = static_cast<int>(
-          std::clamp<std::int64_t>(block_floats() / (round_up(keys, kColumnAlign) + kColumnAlign),
+          std::clamp<std::int64_t>(floats / (round_up(keys, kColumnAlign) + kColumnAlign),
                                    kMinBlockRowHeads, kMaxBlockRowHeads));
+      if (!p.exact && most > kNarrowRowHeads) most = most / kNarrowRowHeads * kNarrowRowHeads;
     }
     const int row_heads = block.num_rows * group;
     for (int g = 0; g < p.cache.num_kv_heads; ++g) {
@@ -268,8 +272,8 @@ void report_status(const SpecAttentionParams& p) {
 }  // namespace
 
 bool has_fast_attention(DType kv_dtype, std::int64_t head_dim) {
-  const bool has_tiles = &fast_attention_kernels() != &attention_kernels();
-  return has_tiles && takes_tiles(kv_dtype, head_dim);
+  const bool has_products = &fast_attention_kernels() != &attention_kernels();
+  return has_products && multiplies_in_bf16(kv_dtype, head_dim);
 }
 
 std::size_t spec_attention_scratch_bytes(std::int64_t max_keys, int /*num_heads*/,
