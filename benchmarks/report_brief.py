@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import common
 
 Result = tuple[Path, dict[str, Any]]
+WIDTHS = ("BF16", "Q8_0", "Q4_0")  # that every program has, of those that were measured
 # What the README says of other programs; docs/results.md has every ratio.
 PEER_RATIOS = {
     "plain / llama_cpp plain, decode": "plain / llama.cpp plain, decode",
@@ -53,7 +54,8 @@ def peers_cpu(columns: Mapping[str, Result]) -> str:
     """The median of each ratio, a column for each processor and width."""
     header, cells = ["ours / theirs, median"], []
     for name, (_, result) in columns.items():
-        for width, found in result["results"].items():
+        for width in (w for w in WIDTHS if w in result["results"]):
+            found = result["results"][width]
             header.append(f"{name}, {width}")
             cells.append({key: r["median"] for key, r in found["ratios"].items()})
     rows = [

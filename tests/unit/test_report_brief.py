@@ -36,7 +36,12 @@ def test_a_processor_has_its_newest_file_whatever_its_generation() -> None:
 
 def test_peers_have_a_column_for_each_processor_and_width() -> None:
     columns = {
-        "A": result("d", "a", "x", {"BF16": ratios(llama=1.5, prefill=1.0), "Q4_0": ratios()}),
+        "A": result(
+            "d",
+            "a",
+            "x",
+            {"F32": ratios(llama=9.0), "Q4_0": ratios(), "BF16": ratios(llama=1.5, prefill=1.0)},
+        ),
         "B": result("d", "b", "x", {"Q4_0": ratios(llama=0.5)}),
     }
     assert report_brief.peers_cpu(columns).splitlines() == [
