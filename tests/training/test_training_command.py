@@ -15,7 +15,7 @@ from workshop import sentences
 from specdec_ext.cli import main
 from specdec_ext.errors import ModelError
 from specdec_ext.report.read import read_result
-from specdec_ext.training.work_folder import owned
+from specdec_ext.training.work_folder import own_work_folder
 
 SMALL = {
     "medusa": ["--num-heads", "2"],
@@ -139,7 +139,7 @@ def test_one_run_at_a_time_has_a_work_folder(
 ) -> None:
     words = command("medusa", target, tmp_path, "--data", str(messages), "--measure-prompts", "0")
     work = tmp_path / "work-medusa"
-    with owned(work):
+    with own_work_folder(work):
         assert main(words) == 4
     said = capsys.readouterr()
     assert f"{work}: another run with the same data and settings" in said.err

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, SpecdecError
 from ..log import logger
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "file_sha256",
     "file_stamps",
     "make_folder",
+    "owned",
     "remembered_sha256",
     "write_manifest",
 ]
@@ -220,3 +221,20 @@ def _locked(folder: Path) -> Iterator[None]:
     with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def owned(folder: Path, refusal: SpecdecError) -> Iterator[None]:
+    """`folder` is this process's while it is entered; the lock dies with the process.
+
+    Raises `refusal` if another process has it, OSError if it cannot be read.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None
+        yield
+    finally:
+        os.close(handle)

@@ -37,7 +37,7 @@ from .products import check_product, make_product, trained_size
 from .ranks import Ranks, alone, started_ranks
 from .sources import Exclusion, make_tasks
 from .texts import Frame, Task
-from .work_folder import owned
+from .work_folder import own_work_folder
 
 __all__ = ["Progress", "train"]
 
@@ -91,7 +91,7 @@ def _train(
         options = prepared.options
         begin = time.monotonic()
         if ranks.is_first:
-            held.enter_context(owned(prepared.work_dir))
+            held.enter_context(own_work_folder(prepared.work_dir))
         with Interrupts() as interrupts:
             estimate = _collect(prepared, ranks, interrupts, progress)
             collected = time.monotonic()

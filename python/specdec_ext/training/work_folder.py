@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError, ModelError
+from ..models.folder_cache import owned
 
-__all__ = ["owned", "unwritable"]
+__all__ = ["own_work_folder", "unwritable"]
 
 
 @contextlib.contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def own_work_folder(folder: Path) -> Iterator[None]:
     """Make `folder` this process's while it is entered; the lock dies with the process.
 
     Raises ConfigError if another process has it, ModelError if it cannot be made.
     """
+    taken = ConfigError(
+        f"{folder}: another run with the same data and settings writes its checkpoints there; wait "
+        "for it, or give each run its own --work-dir"
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise unwritable(folder, error) from error
-    try:
+    with owned(folder, taken):
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{folder}: another run with the same data and settings writes its checkpoints "
-                "there; wait for it, or give each run its own --work-dir"
-            ) from None
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # a run that was refused leaves nothing
-        os.close(handle)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # a run that was refused leaves nothing
 
 
 def unwritable(folder: Path, error: Exception) -> ModelError:

@@ -8,7 +8,6 @@ command goes on with it; after any other failure it goes.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,6 +22,7 @@ from ..models.folder_cache import (
     changed_file,
     file_entries,
     file_stamps,
+    owned,
     write_manifest,
 )
 from ..models.json_file import read_json
@@ -53,7 +53,7 @@ def written_folder(
         _check_owner(folder, kind)
         partial = folder / _PARTIAL
         partial.mkdir(exist_ok=True)
-        with _locked(partial), _tidy(partial, missing, keeps=resumes):
+        with owned(partial, _taken(folder)), _tidy(partial, missing, keeps=resumes):
             content = partial / "files"
             if not (resumes and _read(partial / _ORIGIN) == stamp):
                 shutil.rmtree(content, ignore_errors=True)
@@ -160,18 +160,8 @@ def _publish(folder: Path, partial: Path, stamp: Mapping[str, Any]) -> None:
     write_manifest(folder, manifest)
 
 
-@contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    """One process writes; the lock dies with it."""
-    handle = os.open(partial, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ModelError(
-                f"{partial.parent}: another process is writing this folder; wait for it, or name "
-                "another folder with --output_dir"
-            ) from None
-        yield
-    finally:
-        os.close(handle)
+def _taken(folder: Path) -> ModelError:
+    return ModelError(
+        f"{folder}: another process is writing this folder; wait for it, or name another folder "
+        "with --output_dir"
+    )
