@@ -61,17 +61,21 @@ def test_weights_are_prefetched() -> None:
 
 
 # Products of bfloat16 for 1 to 12 rows, of bf16 and of e4m3; codes of e4m3 looked up in tables, for
-# as many rows (beside tiles also for one row, and to be stored for more).
+# as many rows (beside tiles also for one row, and to be stored for more). Attention multiplies
+# bfloat16, too, and finds it in the cache.
 @pytest.mark.parametrize(
-    ("instructions", "least"), [(("vdpbf16ps",), 24), (("vpermi2b", "vpermt2b"), 12)]
+    ("instructions", "least", "others"),
+    [(("vdpbf16ps",), 24, True), (("vpermi2b", "vpermt2b"), 12, False)],
 )
-def test_loops_over_weights_fetch_them(instructions: tuple[str, ...], least: int) -> None:
+def test_loops_over_weights_fetch_them(
+    instructions: tuple[str, ...], least: int, others: bool
+) -> None:
     if not any(name in instructions for _, name, _ in disassembly()):
         pytest.skip("the compiler has no such instruction")
     loops = [body for instruction in instructions for body in loops_with(instruction)]
-    assert len(loops) >= least
-    for body in loops:
-        assert "prefetcht1" in body, f"a loop of {len(body)} instructions"
+    fetching = [body for body in loops if "prefetcht1" in body]
+    assert len(fetching) >= least, f"of {len(loops)}"
+    assert others or len(fetching) == len(loops)
 
 
 def test_products_of_whole_numbers_fetch_between_quads() -> None:
