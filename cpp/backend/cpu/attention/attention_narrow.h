@@ -92,7 +92,7 @@ void narrow_scores(const AttentionBlock& block, const RankScratch& scratch, int 
   fill_narrow_q(block, scratch.q, q);
   const SlotReader<Bf16> reader(block, block.params->cache.k, nullptr);
   const int shared_tiles = num_shared_tiles(block, kKeys);
-  const typename P::Registers registers;
+  [[maybe_unused]] const typename P::Registers registers;
   for (int tile = tile_begin; tile < tile_end; ++tile) {
     const KeyTile at = key_tile(block, tile, shared_tiles, kKeys);
     const int keys = min_of(at.end - at.slot, kKeys);
@@ -182,7 +182,7 @@ void narrow_values(const AttentionBlock& block, const RankScratch& scratch, int 
     }
   }
   {
-    const typename P::Registers registers;
+    [[maybe_unused]] const typename P::Registers registers;
     const int start = first / kKeys * kKeys;
     for (int column = start; column < columns; column += kStripe) {
       const int steps = min_of((columns - column + kKeys - 1) / kKeys, kMostSteps);
