@@ -77,10 +77,10 @@ class LLM:
                                near-ties fall as in plain decoding; a model that cannot do this is
                                refused, and on a device drafts more than 24 deep. "fast":
                                near-ties may fall differently, ranks add up partial sums
-                               (docs/tensor_parallel.md), and on processors with tiles (AMX)
-                               many rows multiply quantised weights as bfloat16, and attention
-                               rounds to it. "auto": exact on the CPU, fast on a device
-                               (docs/exactness.md)
+                               (docs/tensor_parallel.md), and many rows round attention to
+                               bfloat16 where a processor multiplies that, and multiply quantised
+                               weights as bfloat16 where it has tiles (AMX). "auto": exact on the
+                               CPU, fast on a device (docs/exactness.md)
     max_batch_size, max_seq_len, max_num_tokens
                                the fields of scheduler_config; None: as there
     swap_space                 vLLM's name for kv_cache_config.host_cache_size, in GiB

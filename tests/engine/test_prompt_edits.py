@@ -121,7 +121,7 @@ def test_what_renaming_the_prompt_saves(every: int, seconds: Any, least: float) 
     assert gain(every, seconds) >= least
 
 
-# With ten drafts at most the last ones were 3.6, 9.4 and 8.6.
+# With ten drafts at most the last ones were 3.6, 9.4 and 8.7.
 @pytest.mark.parametrize(
     ("every", "seconds", "least"),
     [(40, simulated.SECONDS, 2.6), (40, CHEAP, 6.3), (40, TILES, 7.4),

@@ -16,15 +16,14 @@
 namespace specdec::cpu {
 namespace {
 
-// Scores of one block, when a rank has them to itself: half of the second-level cache, in floats.
-// Products in bf16 are so fast that laying K and V out weighs more: all of it.
+// Scores of one block, when a rank has them to itself, in floats: half of the second-level cache.
+// Beside products in bf16 laying K and V out weighs more, so that more row-heads share it: all.
 constexpr std::int64_t kLeastBlockFloats = 128 * 1024, kMostBlockFloats = 512 * 1024;
-constexpr int kFastBlocks = 2;
-std::int64_t block_floats() {
+std::int64_t block_floats(bool narrow) {
   static const std::int64_t floats =
       std::clamp(second_level_cache_bytes() / 2 / std::int64_t{sizeof(float)}, kLeastBlockFloats,
                  kMostBlockFloats);
-  return floats;
+  return narrow ? 2 * floats : floats;
 }
 // At least this many row-heads share a read of K/V, however long the context.
 constexpr int kMinBlockRowHeads = 8;
@@ -59,7 +58,7 @@ Sizes sizes_of(std::int64_t max_keys, int head_dim) {
   s.working = kMaxBlockRowHeads * s.dims * 2 + s.dims * kColumnAlign + kMaxStepTokens * s.dims;
   const std::int64_t stride = round_up(max_keys, kColumnAlign) + kColumnAlign;
   s.rank = s.working + kMaxBlockRowHeads * (kMaxStepTokens + 1) +
-           std::max(kFastBlocks * block_floats(), kMinBlockRowHeads * stride);
+           std::max(block_floats(true), kMinBlockRowHeads * stride);
   return s;
 }
 
@@ -86,6 +85,7 @@ template <typename Visit>
 void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit) {
   const StepView& step = p.step;
   const int group = p.num_heads / p.cache.num_kv_heads;
+  const bool narrow = !p.exact && has_fast_attention(p.cache.dtype, p.cache.head_dim);
   for (int b = 0; b < step.num_requests; ++b) {
     AttentionBlock block{};
     block.params = &p;
@@ -96,11 +96,10 @@ void for_each_block(const SpecAttentionParams& p, bool own_scores, Visit&& visit
     const std::int64_t keys = block.kv_len + block.num_rows;
     int most = kMaxBlockRowHeads;
     if (own_scores) {
-      const std::int64_t floats = (p.exact ? 1 : kFastBlocks) * block_floats();
-      most = static_cast<int>(
-          std::clamp<std::int64_t>(floats / (round_up(keys, kColumnAlign) + kColumnAlign),
-                                   kMinBlockRowHeads, kMaxBlockRowHeads));
-      if (!p.exact && most > kNarrowRowHeads) most = most / kNarrowRowHeads * kNarrowRowHeads;
+      most = static_cast<int>(std::clamp<std::int64_t>(
+          block_floats(narrow) / (round_up(keys, kColumnAlign) + kColumnAlign), kMinBlockRowHeads,
+          kMaxBlockRowHeads));
+      if (narrow && most > kNarrowRowHeads) most = most / kNarrowRowHeads * kNarrowRowHeads;
     }
     const int row_heads = block.num_rows * group;
     for (int g = 0; g < p.cache.num_kv_heads; ++g) {
