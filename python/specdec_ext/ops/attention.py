@@ -72,7 +72,7 @@ def spec_attention(
     Exact    (a CPU without tile instructions: always) a row's bits do not depend on which part of
              its path is still a draft, nor on other rows or requests. They depend on
              ``max_depth``, the deepest place that a node of any step may have: keep it fixed.
-             exact=False may be faster on a GPU and on a CPU with tile instructions (AMX).
+             exact=False may be faster on a GPU, and on a CPU that multiplies bfloat16.
     Bounds   max_rows: most rows of one request; max_kv_len: most kv_len + rows of one request.
              On a device they size grids and scratch; None: R, and what page_table can hold.
     Device   ``backend`` None: chosen by the tensors' device. On a device a mask with 4 words per
