@@ -114,7 +114,7 @@ struct SpecAttentionParams {
   std::int32_t scale_stride = 0;  // 1: one scale per KV head, 0: one for all
   // Exact: a row's bits do not depend on which part of its path is still a draft, nor on the other
   // rows; see backend/attention/arithmetic.h. On accelerators they do depend on max_depth. A CPU
-  // without tile instructions is always exact.
+  // that does not multiply bfloat16 is always exact.
   bool exact = true;
   // The rest is for accelerators alone.
   std::int32_t max_depth = kMaxDraftLen;  // D: no node of a tree lies deeper

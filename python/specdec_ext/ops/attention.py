@@ -69,8 +69,8 @@ def spec_attention(
              p if t - p < sliding_window or p < sink_tokens; 0: no window. Of pages before all
              windows only the first sink_tokens positions are read. Positions before first_key hold
              no keys and are not read.
-    Exact    (a CPU without tile instructions: always) a row's bits do not depend on which part of
-             its path is still a draft, nor on other rows or requests. They depend on
+    Exact    (a CPU that does not multiply bfloat16: always) a row's bits do not depend on which
+             part of its path is still a draft, nor on other rows or requests. They depend on
              ``max_depth``, the deepest place that a node of any step may have: keep it fixed.
              exact=False may be faster on a GPU, and on a CPU that multiplies bfloat16.
     Bounds   max_rows: most rows of one request; max_kv_len: most kv_len + rows of one request.
