@@ -157,7 +157,7 @@ def make_texts(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_state(path: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any]:
-    """The cells measured so far; SystemExit when they were measured with other settings."""
+    """The cells measured so far; SystemExit if they were measured with other settings."""
     if fresh or not path.is_file():
         return {"settings": settings, "cells": {}}
     state: dict[str, Any] = json.loads(path.read_text())
@@ -221,7 +221,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=600.0, help="end before so many")
     parser.add_argument("--folder", help="of the peers (default: $SPECDEC_PEERS or build/peers)")
     parser.add_argument("--fresh", action="store_true", help="forget the cells measured so far")
-    parser.add_argument("--write", action="store_true", help="write results with missing cells")
+    parser.add_argument(
+        "--write", action="store_true",
+        help="measure nothing: write the results of the cells that there are, with their settings",
+    )  # fmt: skip
     args = parser.parse_args()
     if args.folder:
         os.environ["SPECDEC_PEERS"] = args.folder
@@ -231,6 +234,9 @@ def main() -> int:
     }
     path = environments.root() / "peers_cpu-cells.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if args.write and path.is_file():
+        settings = json.loads(path.read_text())["settings"]
+        vars(args).update({name: settings[name] for name in settings if name != "commit"})
     state = read_state(path, settings, args.fresh)
     missing = len(pending(args, state["cells"])) if args.write else work(args, state, path)
     if missing and not args.write:

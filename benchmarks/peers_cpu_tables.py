@@ -33,7 +33,30 @@ def figures(cell: dict[str, Any], sets: list[str]) -> dict[str, Any]:
             / sum(t for t, s in zip(cell["total_s"], sets, strict=True) if s == name)
             for name in dict.fromkeys(sets)
         }
+        found["tokens_by_set"] = {
+            name: sum(n for n, s in zip(counts, sets, strict=True) if s == name)
+            for name in dict.fromkeys(sets)
+        }
     return found
+
+
+def seconds_until(cell: dict[str, Any], prompt: int, count: int) -> float:
+    """Returns the time of an answer's first `count` tokens, prompt included: tokens behind the
+    first are taken to come evenly."""
+    length, first = len(cell["tokens"][prompt]), cell["prompt_s"][prompt]
+    steps = (count - 1) / (length - 1) if length > 1 else 0.0
+    return float(first + steps * (cell["total_s"][prompt] - first))
+
+
+def equal_lengths(ours: dict[str, Any], theirs: dict[str, Any], prompts: list[int]) -> float | None:
+    """Returns their time over ours for as many tokens of each answer as both have; None where an
+    answer is empty. Rates of whole answers compare lengths, too: a prompt's time is a smaller part
+    of a longer answer's."""
+    counts = {i: min(len(c["tokens"][i]) for c in (ours, theirs)) for i in prompts}
+    if not prompts or 0 in counts.values():
+        return None
+    mine, other = (sum(seconds_until(c, i, n) for i, n in counts.items()) for c in (ours, theirs))
+    return other / mine
 
 
 def summarise(cells: dict[str, Any], sets: list[str]) -> dict[str, Any]:
@@ -55,7 +78,7 @@ def _summarise_width(programs: dict[str, dict[int, Any]], sets: list[str]) -> di
             continue
         measured[program] = good
         first = next(iter(good.values()))
-        names = [name for name in first if name != "by_set"]
+        names = [name for name in first if not name.endswith("by_set")]
         lines[program] = {
             "median": {name: common.median([g[name] for g in good.values()]) for name in names},
             "rounds": good,
@@ -67,7 +90,8 @@ def _summarise_width(programs: dict[str, dict[int, Any]], sets: list[str]) -> di
             lines[program]["same_text_as_llama_cpp"] = _same_text(
                 programs, program, "llama_cpp plain"
             )
-    return {"programs": lines, "ratios": _ratios(measured)}
+    ratios = _ratios(measured) | _equal_length_ratios(programs, sets)
+    return {"programs": lines, "ratios": ratios}
 
 
 def _plain_of(program: str) -> str:
@@ -120,6 +144,24 @@ def _ratios(measured: dict[str, dict[int, Any]]) -> dict[str, Any]:
             f"default / best peer, {text}", f"{OURS} default", idle,
             lambda f, text=text: f.get("by_set", {}).get(text),
         )  # fmt: skip
+    return found
+
+
+def _equal_length_ratios(programs: dict[str, dict[int, Any]], sets: list[str]) -> dict[str, Any]:
+    """Those of the default to the best peer on each kind of text, for the same number of tokens."""
+    peers = [
+        r for name, r in programs.items() if not name.startswith(OURS) and "beside" not in name
+    ]
+    found: dict[str, Any] = {}
+    for text in REPEATING:
+        prompts = [i for i, name in enumerate(sets) if name == text]
+        values = []
+        for number, mine in programs.get(f"{OURS} default", {}).items():
+            cells = [cell for r in peers if (cell := r.get(number)) and "failed" not in cell]
+            ratios = [] if "failed" in mine else [equal_lengths(mine, c, prompts) for c in cells]
+            values += [min(known)] if (known := [r for r in ratios if r is not None]) else []
+        if values:
+            found[f"default / best peer, {text}, equal lengths"] = common.spread(values)
     return found
 
 

@@ -19,6 +19,7 @@ PEER_RATIOS = {
     "default / best peer, end to end": "default / best peer, end to end",
     "default / best peer, humaneval": "the same, code (humaneval)",
     "default / best peer, squad": "the same, questions about a passage (squad)",
+    "default / best peer, squad, equal lengths": "the same, for answers of equal lengths",
     "default / best peer, news": "the same, summaries (news)",
     "batch of 8 / best peer": "batch of 8 / best peer",
     "prefill / best peer": "prompts / best peer",

@@ -56,6 +56,29 @@ def test_ratios_are_taken_within_a_round_against_the_best_peer():
     assert "failed: no such type" in tables[0] and tables[2] == "Not installed: vllm."
 
 
+def test_equal_lengths_compare_the_same_number_of_tokens():
+    short, long = cell(3.0, [[1] * 5, [2] * 5]), cell(5.0, [[1] * 9, [2] * 9])
+    assert peers_cpu_tables.seconds_until(long, 0, 1) == 1.0, "the prompt"
+    assert peers_cpu_tables.seconds_until(long, 0, 5) == 3.0
+    assert peers_cpu_tables.seconds_until(long, 0, 9) == 5.0
+    assert peers_cpu_tables.seconds_until(cell(3.0, [[1], [2]]), 0, 1) == 1.0
+    # As fast behind the prompt, though 9 tokens in 5 seconds look faster than 5 in 3.
+    assert peers_cpu_tables.equal_lengths(short, long, [0, 1]) == pytest.approx(1.0)
+    assert peers_cpu_tables.equal_lengths(long, short, [0]) == pytest.approx(1.0)
+    assert peers_cpu_tables.equal_lengths(short, cell(5.0), [0, 1]) == pytest.approx(5 / 3)
+    assert peers_cpu_tables.equal_lengths(short, cell(1.0, [[1] * 5, []]), [0, 1]) is None
+    cells = {
+        "Q4_0/ours default/0": short, "Q4_0/ours default/1": {"failed": "", "load_average": 0.0},
+        "Q4_0/openvino plain/0": long, "Q4_0/openvino plain/1": long,
+        "Q4_0/openvino lookup/0": cell(4.0), "Q4_0/llama_cpp plain/0": {"failed": "", **long},
+        "Q4_0/llama_cpp plain beside nice 0/0": cell(0.5),
+    }  # fmt: skip
+    ratios = peers_cpu_tables.summarise(cells, SETS)["Q4_0"]["ratios"]
+    same = {"median": 1.0, "min": 1.0, "max": 1.0}
+    assert ratios["default / best peer, news, equal lengths"] == pytest.approx(same)
+    assert "default / best peer, squad, equal lengths" not in ratios, "no such prompts"
+
+
 def test_settings_of_another_run_are_refused(tmp_path):
     path = tmp_path / "cells.json"
     path.write_text('{"settings": {"rounds": 1}, "cells": {"a": 1}}')
