@@ -56,7 +56,11 @@ class CudaDevice {
     static std::mutex mutex;
     static std::vector<DeviceLimits> known(static_cast<std::size_t>(device_count()));
     const std::lock_guard lock(mutex);
-    DeviceLimits& limits = known.at(static_cast<std::size_t>(device));
+    if (device < 0 || static_cast<std::size_t>(device) >= known.size()) {
+      throw std::invalid_argument(detail::join("device=", device, ": ", known.size(),
+                                               " CUDA devices are visible, counted from 0"));
+    }
+    DeviceLimits& limits = known[static_cast<std::size_t>(device)];
     if (limits.major == 0) {
       cudaDeviceProp prop;
       check(cudaGetDeviceProperties(&prop, device), "a device's properties");
@@ -105,7 +109,10 @@ CudaInfo cuda_info() {
   }
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp prop;
-    if (cudaGetDeviceProperties(&prop, i) != cudaSuccess) continue;
+    if (const cudaError_t fault = cudaGetDeviceProperties(&prop, i); fault != cudaSuccess) {
+      info.reason = detail::join("device ", i, ": ", cudaGetErrorString(fault));
+      continue;
+    }
     if (std::string fault = device_fault_of(prop); !fault.empty()) {
       info.reason = std::move(fault);
       continue;

@@ -44,8 +44,27 @@ OPERATIONS = (
     "match",
     "accept",
 )
-LINEAR_ROWS = (1, 12, 20, 40, 100)  # every tile
-ONE_TILE = 64  # rows of a tile: one warpgroup that computes
+# Rows of x by blocks of 64 columns, of one multiprocessor and beside these: every tile of 9.0
+# (linear_pick.h) with 64 columns, then those with 128 and 256, which serve wider weights.
+LINEAR = (
+    *((rows, 0, 2) for rows in (1, 12, 20, 40, 70, 100)),
+    *((rows, 1, 1) for rows in (40, 70, 100)),
+    *((rows, 3, 1) for rows in (30, 60)),
+)
+LINEAR_HANDING_OVER = (84, 3, 1)  # registers (kHandsOver of hopper_linear_tile.h)
+PACKED_ROWS = (1, 84)  # by the middle ones of those widths
+WARPGROUP = 128  # threads
+# Tests, with references of their own, of every kernel that no call here runs.
+ONCE = {
+    "row_ops": "a_row_depends_on_itself_alone",
+    "beam_ops": "beams_and_trees_equal_the_reference",
+    "growth_ops": "the_most_valuable_nodes_stay_and_are_read",
+    "proposed_drafts": "what_a_drafter_says_is_what_the_step_drafts",
+    "cuda_linear": "any_depth_and_any_address or rows_that_share_memory",
+    "cuda_step": "argmax_of_one_long_row or the_depth_bound or pack_mask",
+    "cuda_synthetic": "what_is_no_tree_is_left_out",
+    "unpack_weight": "row_scales or some_rows",
+}
 
 
 def instance_cell(row: Any) -> AttentionCell:
@@ -97,9 +116,26 @@ def _operation(kind: str, target: Target) -> dict[str, Any]:
     return {"status": step_ops.measure_op(op, target, NoTimer())["status"]}
 
 
-def _linear(rows: int, target: Target) -> dict[str, Any]:
-    product = linear.LinearCell("small", rows, 136, 4160 if rows < 40 else 192)
+def _columns(per_sm: int, more: int, target: Target) -> int:
+    """Returns columns, some of the last block's missing."""
+    sms = ops.device_limits(target.backend).num_sms if target.backend != "cpu" else 1
+    return 64 * (per_sm * sms + more) - 8
+
+
+def _linear(rows: int, per_sm: int, more: int, target: Target) -> dict[str, Any]:
+    depth = 4160 if rows < 40 and per_sm == 0 else 192
+    product = linear.LinearCell("small", rows, _columns(per_sm, more, target), depth)
     return {"status": linear.measure(product, target, NoTimer())["status"]}
+
+
+def _packed(format: str, target: Target) -> dict[str, Any]:
+    statuses = [
+        linear.measure(
+            linear.LinearCell("small", rows, _columns(1, 1, target), 512, format), target, NoTimer()
+        )["status"]
+        for rows in PACKED_ROWS
+    ]
+    return {"status": "ok" if set(statuses) == {"ok"} else "failed", "summary": str(statuses)}
 
 
 def _slots(method: str, target: Target) -> dict[str, Any]:
@@ -117,32 +153,48 @@ def _whole_step(target: Target) -> dict[str, Any]:
     return {"status": "ok"}
 
 
+def _product(rows: int, per_sm: int, more: int) -> tuple[str, Check]:
+    return f"linear-m{rows}-{per_sm}-{more}", partial(_linear, rows, per_sm, more)
+
+
+def products_that_hand_over() -> list[tuple[str, Check]]:
+    """Like instances(True), of the linear layer."""
+    return [_product(*LINEAR_HANDING_OVER)]
+
+
 def operations() -> list[tuple[str, Check]]:
-    """Every kernel that is not an attention instance, and attention as the package chooses it."""
+    """Calls of kernels that are no attention instance, and attention as the package chooses it."""
     found: list[tuple[str, Check]] = [
         (kind.replace("_", "-"), partial(_operation, kind)) for kind in OPERATIONS
     ]
-    found += [(f"linear-m{rows}", partial(_linear, rows)) for rows in LINEAR_ROWS]
+    found += [_product(*cell) for cell in LINEAR]
+    found += [(f"linear-{format}", partial(_packed, format)) for format in linear.PACKED_BITS]
     found += [(f"slots-{method}", partial(_slots, method)) for method in ("lookahead", "ngram")]
     found.append(("generic", partial(_attention, GENERIC)))
     found += [(cell.name, partial(_attention, cell)) for cell in ATTENTION]
     return [*found, ("bits", _bits), ("whole-step", _whole_step)]
 
 
-def instances(several_tiles: bool) -> list[tuple[str, Check]]:
-    """The attention table: tiles of one computing warpgroup, or of two and three. The latter hand
-    registers over between warpgroups, so they come after everything that cannot hang there."""
+def hands_over(row: Any) -> bool:
+    """Do its warpgroups hand registers over? Those of 9.0 do where there are more than two, be it
+    for two tiles of rows or to widen 8-bit K/V (kHandsOver of hopper_tile.h)."""
+    return bool(row["family"] == "hopper" and row["threads"] > 2 * WARPGROUP)
+
+
+def instances(handing_over: bool) -> list[tuple[str, Check]]:
+    """The attention table: those that hand registers over between warpgroups come after everything
+    that cannot hang there."""
     return [
         (row["name"], partial(check_instance, row))
         for row in ops.supported_attention()
-        if (row["row_tile"] > ONE_TILE) == several_tiles
+        if hands_over(row) == handing_over
     ]
 
 
 def run(target: Target) -> None:
     """Raises   ArithmeticError if a result is wrong."""
     open_backend(target)
-    for name, check in operations():
+    for name, check in [*operations(), *products_that_hand_over()]:
         record = check(target)
         print(f"{name}: {record['status']}", flush=True)
         if record["status"] == "failed":

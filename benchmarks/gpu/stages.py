@@ -156,18 +156,22 @@ def _conformance(name: str, target: Target) -> dict[str, Any]:
 
 
 def one_tile(target: Target) -> list[Part]:
-    """Every kernel but the attention instances of several warpgroups, each in its own part."""
+    """Every kernel but the attention instances that hand registers over, each in its own part."""
     from benchmarks.gpu import small_set
 
-    checks = [*small_set.instances(several_tiles=False), *small_set.operations()]
-    return [_check_part("one-tile", *check, target) for check in _some(checks, target, 9)]
+    checks = [*small_set.instances(handing_over=False), *small_set.operations()]
+    parts = [_check_part("one-tile", *check, target) for check in _some(checks, target, 9)]
+    for name, which in small_set.ONCE.items():
+        work = partial(_pytest, [kernel_test(name)], target, which, "not slow")
+        parts.append(Part("one-tile", f"once-{name}", work, limit(target), alone=False))
+    return parts
 
 
 def two_tile(target: Target) -> list[Part]:
-    """Attention instances whose warpgroups share out registers and stages; repeated calls."""
+    """Attention instances and products whose warpgroups hand registers over; repeated calls."""
     from benchmarks.gpu import determinism, small_set
 
-    checks = small_set.instances(several_tiles=True)
+    checks = [*small_set.instances(handing_over=True), *small_set.products_that_hand_over()]
     parts = [_check_part("two-tile", *check, target) for check in _some(checks, target, 6)]
     for cell in determinism.CELLS:
         small = cell.tiny() if target.emulated else cell
@@ -270,11 +274,14 @@ DEVICE_TESTS = (
 )
 
 
+def kernel_test(name: str) -> str:
+    return f"tests/kernels/test_{name}.py"
+
+
 def _kernel_tests() -> list[str]:
-    folder = ROOT / "tests" / "kernels"
-    files = [*sorted(folder.glob("test_cuda_*.py"))]
-    files += [folder / f"test_{name}.py" for name in KERNEL_TESTS]
-    return [file.relative_to(ROOT).as_posix() for file in files]
+    found = sorted((ROOT / "tests" / "kernels").glob("test_cuda_*.py"))
+    files = [file.relative_to(ROOT).as_posix() for file in found]
+    return files + [kernel_test(name) for name in KERNEL_TESTS]
 
 
 def tests(target: Target) -> list[Part]:

@@ -26,7 +26,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ LATER = {"started": 1, "failed": 2, **dict.fromkeys(QUARANTINED, 3)}
 STICKY = re.compile(
     r"illegal memory access|illegal address|misaligned address|illegal instruction|"
     r"invalid program counter|launch failure|launch timed out|device-side assert triggered|"
-    r"hardware stack error|uncorrectable ECC|CUDA error: unknown error"
+    r"not supported on global/shared address space|hardware stack error|"
+    r"uncorrectable (?:ECC|NVLink)|(?:CUDA error|launch of [^:\n]+): unknown error"
 )
 
 Work = Callable[[], dict[str, Any]]
@@ -153,14 +154,17 @@ class Child:
 
     def kill(self) -> None:
         """Kills it and its commands. A process that is stuck in the driver is left behind."""
+        kill_all([self])
+
+    def send_kill(self) -> None:
         for kill in (os.killpg, os.kill):
             try:
                 kill(self._pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
-        deadline = time.monotonic() + GRACE_S
-        while time.monotonic() < deadline and not os.waitpid(self._pid, os.WNOHANG)[0]:
-            time.sleep(0.005)
+
+    def is_gone(self) -> bool:
+        return bool(os.waitpid(self._pid, os.WNOHANG)[0])
 
     def _outcome(self, status: int | None) -> Outcome:
         seconds = time.monotonic() - self._started
@@ -184,6 +188,16 @@ class Child:
                 summary = f"{found[0]}; the device's context was lost"
                 record |= {"status": "sticky", "summary": summary}
         return Outcome(record, seconds)
+
+
+def kill_all(children: Iterable[Child]) -> None:
+    """Kills them and waits a moment for all of them together."""
+    alive = list(children)
+    for child in alive:
+        child.send_kill()
+    deadline = time.monotonic() + GRACE_S
+    while (alive := [c for c in alive if not c.is_gone()]) and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def first_to_end(children: Mapping[Part, Child]) -> tuple[Part, Outcome]:
@@ -249,8 +263,7 @@ def run_parts(
             else:
                 run.finish(*first_to_end(run.children))
     except BaseException:  # Ctrl-C
-        for child in run.children.values():
-            child.kill()
+        kill_all(run.children.values())
         raise
     return run.progress
 
@@ -297,3 +310,10 @@ class _Run:
             answer = isolated(self._probe, PROBE_S, self._logs / "probe.log")
             if answer.record["status"] not in DONE:
                 self.progress.device_gone = part.name
+                self._abandon()
+
+    def _abandon(self) -> None:
+        """What runs beside a part that took the device with it could only wait for it."""
+        kill_all(self.children.values())
+        self.progress.left += [part.name for part in self.children]
+        self.children.clear()

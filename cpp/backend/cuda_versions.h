@@ -19,7 +19,8 @@ inline std::string cuda_version_text(int version) {
 }
 
 // Why a driver cannot run what a toolkit built; empty: it can. `driver`: the newest CUDA that it
-// supports, 0 if there is none. It runs every release of that major version, and older ones.
+// supports, 0 if there is none. It runs the machine code of every release of that major version,
+// and of older ones; PTX of a newer release it refuses (image_fault).
 inline std::string driver_fault(int driver, int runtime) {
   if (driver == 0) return "no NVIDIA driver was found";
   const int major = runtime / 1000;
@@ -36,6 +37,18 @@ inline std::string device_fault(const std::string& name, int major, int minor) {
   if (major >= kOldestComputeMajor) return "";
   return detail::join(name, " has compute capability ", major, ".", minor, ": the kernels need ",
                       kOldestComputeMajor, ".0 or newer");
+}
+
+// Why a kernel's image does not run on a device that device_fault() passes: it holds no machine
+// code for it, and no PTX that its driver would compile.
+inline std::string image_fault(int major, int minor, int driver, int runtime) {
+  const std::string built = cuda_version_text(runtime);
+  const char* newer = driver < runtime ? ", or install a newer driver" : "";
+  return detail::join("this package holds no code for a device of compute capability ", major, ".",
+                      minor, ", and no PTX that its driver (of CUDA ", cuda_version_text(driver),
+                      ") compiles; it was built with CUDA ", built,
+                      ": build it on this machine, or with -DCMAKE_CUDA_ARCHITECTURES=", major,
+                      minor, major == 9 && minor == 0 ? "a" : "", "-real", newer);
 }
 
 }  // namespace specdec

@@ -82,7 +82,7 @@ void register_linear(py::module_& m) {
           py::arg("weight"), py::arg("bias") = py::none(),
           "weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised "
           "weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, "
-          "q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8.")
+          "q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8.")
       .def(
           "run",
           [](const PackedLinear& self, const py::object& x_tensor, const py::object& out_tensor,

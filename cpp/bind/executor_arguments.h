@@ -50,8 +50,9 @@ void def_submit(Class& cls) {
          int priority, bool return_logits, std::vector<TokenId> external_drafts,
          bool end_after_drafts, const py::object& external_probs, bool compute_whole_prompt,
          std::vector<TokenId> prediction, bool grammar, std::vector<TokenId> forced,
-         bool return_drafts, int outputs_at_once) {
+         bool return_drafts, int outputs_at_once, RequestId id) {
         RequestParams p;
+        p.id = id;
         p.prompt = std::move(prompt_ids);
         p.max_tokens = max_tokens;
         p.min_tokens = min_tokens;
@@ -112,7 +113,10 @@ void def_submit(Class& cls) {
       py::arg("external_probs") = py::none(), py::arg("compute_whole_prompt") = false,
       py::arg("prediction") = std::vector<TokenId>{}, py::arg("grammar") = false,
       py::arg("forced") = std::vector<TokenId>{}, py::arg("return_drafts") = false,
-      py::arg("outputs_at_once") = 1);
+      py::arg("outputs_at_once") = 1, py::arg("id") = 0);
+  cls.def(
+      "reserve", [](Bound& self) { return self.executor.reserve(); },
+      py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace specdec

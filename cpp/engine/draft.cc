@@ -187,7 +187,10 @@ void Executor::draft_on_host(RequestRecord& request, const DraftShare& share) {
     tree.reset(slot->history()[slot->len - 1]);
     const int drafts = std::min(request.draft_limit, request.offer.num_drafts());
     request.offer.take(drafts, &tree);
-    if (request.adaptive) totals_.expected_accepted_tokens += request.offer.expected(drafts);
+    // Of steps on the host once a grammar has cut them (build_place).
+    if (request.adaptive && host_ == nullptr) {
+      totals_.expected_accepted_tokens += request.offer.expected(drafts);
+    }
     for (int i = 1; i <= drafts; ++i) request.sources[i] = request.offer.sources(i);
   } else {
     DraftShare own = share;

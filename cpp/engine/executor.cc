@@ -132,6 +132,11 @@ int Executor::max_path(const RequestParams& p, int drafts) const {
                   static_cast<int>(lookahead_max_depth(p.lookahead.value_or(config_.lookahead))));
 }
 
+RequestId Executor::reserve() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return book_.reserve();
+}
+
 RequestId Executor::submit(RequestParams p, const ProposedProbs& external_probs) {
   check(p);
   // The first step takes the prediction's start as drafts that came with the request.

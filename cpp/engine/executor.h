@@ -83,6 +83,9 @@ class Executor {
   // What making drafts costs a step besides their rows.
   void set_draft_cost(const DraftCost& cost);
 
+  // The id of a request that submit() will bring, so that its caller can prepare for it: it may be
+  // planned before submit() has returned.
+  RequestId reserve();
   // external_probs: what params.external_drafts were drawn from.
   RequestId submit(RequestParams params, const ProposedProbs& external_probs = {});
   // What is in flight for it is dropped. False: unknown id, or it has ended.

@@ -111,6 +111,9 @@ void Executor::build_place(Place& place, int index) {
     plan.needs_logits |= place.choices > 0 && wants_scores(request, true, request.output_so_far());
   } else {
     const DraftTree& tree = slot->tree;
+    if (request.adaptive && request.weighed && !request.own_tree && !request.step_proposal) {
+      totals_.expected_accepted_tokens += request.offer.expected(tree.num_drafts());
+    }
     place.choices = tree.size;
     const std::int32_t kv_len = slot->len - 1;
     std::int32_t depth[kMaxStepTokens];

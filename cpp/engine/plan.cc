@@ -75,17 +75,18 @@ const StagedStep* Executor::plan() {
   PrefillRoom room = prefill_room(decoding);
   // Prompts come first: they decide when somebody sees the first token.
   const auto& running = book_.running();
-  const auto readers =
-      std::count_if(running.begin(), running.end(), [](const auto& r) { return r->in_prefill(); });
+  const auto readers = std::count_if(running.begin(), running.end(),
+                                     [](const auto& r) { return r->in_prefill() && !r->sits_out; });
   prompts_ = {.readers = static_cast<int>(readers), .decoding = std::max(decoding, 1)};
   for (std::size_t i = 0; i < running.size(); ++i) {
     RequestRecord& request = *running[i];
     if (!request.in_prefill() || request.sits_out) continue;
     if (request.untouched()) book_.attach_prefix(request);
     if (book_.better_wait(i)) continue;
-    // Drafts behind a prompt go in one piece, whatever that takes.
-    const bool whole = request.external_drafts() > 0;
-    int most = whole ? budget : room_for(request, room, budget);
+    int most = room_for(request, room, budget);
+    // Drafts behind a prompt go with its last token, whatever that takes.
+    const int left = request.read_to - request.prefilled;
+    if (left <= most) most = std::min(budget, std::max(most, left + request.external_drafts()));
     if (request.chunk() > 0) most = std::min(most, request.chunk());
     const int rows = prefill_rows(request, most);
     if (rows == 0) {
@@ -170,13 +171,15 @@ void Executor::collect() {
   decoding_.clear();
   choosing_.clear();
   int external = 0;  // rows of scores that a prompt with drafts behind it needs at once
-  const auto decoders =
+  const auto decoders = static_cast<int>(
       std::count_if(book_.running().begin(), book_.running().end(),
-                    [](const auto& r) { return !r->in_prefill() && !r->sits_out; });
+                    [](const auto& r) { return !r->in_prefill() && !r->sits_out; }));
+  const int budget = config_.max_num_tokens - decoders;
+  const PrefillRoom room = prefill_room(decoders);
   for (const auto& request : book_.running()) {
     const int drafts = request->external_drafts(), left = request->read_to - request->prefilled;
     // It needs them with its last row, which this step may or may not come to.
-    const bool ends = left + drafts <= config_.max_num_tokens - decoders &&
+    const bool ends = left + drafts <= budget && left <= room_for(*request, room, budget) &&
                       (request->chunk() == 0 || left <= request->chunk());
     if (drafts > 0 && left > 0 && ends && request->by_host && !request->sits_out) {
       external = std::max(external, 1 + drafts);

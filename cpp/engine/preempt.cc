@@ -104,7 +104,7 @@ void RequestBook::read_again(RequestRecord& request) {
   request.swapped.reset();
   request.read_to = request.begun() ? request.known_len - 1 : request.prompt_len;
   if (fault(Fault::kReadAgainTooLittle)) --request.read_to;
-  request.prefilled = 0;
+  request.prefilled = request.restored = 0;
   request.unmoved.clear();
   request.kept_row = -1;
 }

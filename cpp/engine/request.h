@@ -34,6 +34,7 @@ struct ProcessorParams {
 };
 
 struct RequestParams {
+  RequestId id = 0;  // of reserve(); 0: the next one
   std::vector<TokenId> prompt;
   int max_tokens = 16;
   int min_tokens = 0;

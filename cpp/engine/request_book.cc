@@ -67,7 +67,10 @@ void RequestBook::trim(const RequestRecord& request) {
 }
 
 RequestId RequestBook::add(std::unique_ptr<RequestRecord> request) {
-  const RequestId id = request->id = next_id_++;
+  const RequestId reserved = request->params.id;
+  SPECDEC_REQUIRE(reserved == 0 || (reserved > last_id_ && reserved < next_id_), "id = ", reserved,
+                  ": expected one that reserve() gave behind request ", last_id_, ", or 0");
+  const RequestId id = request->id = last_id_ = reserved > 0 ? reserved : next_id_++;
   const auto behind = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& other) {
     return other->params.priority > request->params.priority;
   });

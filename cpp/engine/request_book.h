@@ -37,6 +37,9 @@ class RequestBook {
 
   // Sets what the request is promised; refuses one that the whole pool cannot hold.
   void promise(RequestRecord* request) const;
+  // Of a request that add() will bring: its caller knows it before it can be planned.
+  RequestId reserve() { return next_id_++; }
+  // params.id: as reserved, in this order, or 0. Throws std::invalid_argument.
   RequestId add(std::unique_ptr<RequestRecord> request);
   // The next waiting request, if a slot and what the policy asks for are free: it runs from here on
   // and has taken over what is published of its prompt. Null: none.
@@ -114,7 +117,7 @@ class RequestBook {
   PageTable pages_;
   HostPages host_pages_;
   ExecutorConfig config_;
-  RequestId next_id_ = 1;
+  RequestId next_id_ = 1, last_id_ = 0;  // last_id_: of the newest request
   std::deque<std::unique_ptr<RequestRecord>> waiting_;
   std::vector<std::unique_ptr<RequestRecord>> running_;   // in order of admission
   std::vector<std::unique_ptr<RequestRecord>> retiring_;  // ended, named by a step in flight

@@ -144,6 +144,8 @@ struct RequestRecord {
   int read_to = 0;       // tokens to be read before it decodes: the prompt's; of a request that
                          // computes its K/V again all but the last
   int prefilled = 0;     // of them, whose rows were planned, or that were taken over
+  int restored = 0;      // tokens that came back from the host's pool, some of them behind those
+                         // that are read again
   int scored_to = 0;     // prompt tokens whose logprobs were planned
   int num_cached = 0;    // of them, how many lay in published pages
   int known_len = 0;     // of the history, as far as results were read
@@ -245,8 +247,9 @@ struct RequestRecord {
       if (!fault(Fault::kHoldWithoutFlight)) len += share.tokens;
     }
     if (!unmoved.empty()) hold = std::max<std::int64_t>(hold, unmoved_at + unmoved.back() + 1);
-    // While the prompt is read nothing is delivered, but what was planned is, or will be, there.
-    return std::max<std::int64_t>(hold, prefilled);
+    // While the prompt is read nothing is delivered, but what was planned is, or will be, there;
+    // and what was copied back lies behind a gap.
+    return std::max<std::int64_t>(hold, in_prefill() ? std::max(prefilled, restored) : prefilled);
   }
   // What it has to read, or of that the next chunk behind the first `known` tokens.
   std::int64_t tokens_to_read(std::int64_t known) const {

@@ -90,10 +90,14 @@ void StepTimes::forget_stale() {
   }
   if (served == rows.size()) return;
   std::vector<double> seconds = start_.seconds();
+  // Fewer rows that are served take no less than was seen: what is forgotten stays above them.
+  double least = 0.0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (by_rows_[i].known() && !is_stale(i)) least = seconds[i];
     if (!is_stale(i) || dearness(cost_, i) <= dearness(cost_, served)) continue;
     by_rows_[i] = {};
-    seconds[i] = std::min(seconds[i], guess_(rows[i]) * dearness(start_, served));
+    const double guessed = guess_(rows[i]) * dearness(start_, served);
+    seconds[i] = std::min(seconds[i], std::max(guessed, least));
   }
   start_.set(rows, std::move(seconds), start_.context_len(), start_.growth(),
              start_.prefill_scale());

@@ -107,6 +107,7 @@ bool RequestBook::swap_in(RequestRecord& request) {
   if (lacks_prefix) {  // nobody holds it any more; what was copied follows it
     request.prefilled = attached * pages_.page_size();
     request.read_to = kept.first * pages_.page_size();
+    request.restored = static_cast<int>(kept.length);
     recomputed_tokens_ += request.read_to - request.prefilled;
   }
   request.swapped.reset();

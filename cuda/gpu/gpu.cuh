@@ -18,6 +18,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "backend/cuda_versions.h"
+
 namespace specdec::gpu {
 
 // The block's dynamic shared memory.
@@ -180,12 +182,27 @@ inline void check(cudaError_t error, const char* what) {
   }
 }
 
+// The current device, its driver and this package, where these do not fit together.
+inline std::string image_fault_here() {
+  int device = 0, major = 0, minor = 0, driver = 0, runtime = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  return image_fault(major, minor, driver, runtime);
+}
+
 // The same for a kernel, by name: an error that an earlier one left behind is told here as well.
 inline void check_kernel(cudaError_t error, const void* kernel) {
   if (error == cudaSuccess) return;
   const char* name = nullptr;
   if (cudaFuncGetName(&name, kernel) != cudaSuccess) name = "a kernel";
-  check(error, (std::string("launch of ") + name).c_str());
+  const std::string what = std::string("launch of ") + name;
+  const bool no_image = error == cudaErrorNoKernelImageForDevice ||
+                        error == cudaErrorUnsupportedPtxVersion || error == cudaErrorInvalidPtx;
+  if (no_image) throw std::runtime_error(what + ": " + image_fault_here());
+  check(error, what.c_str());
 }
 
 // What has to be known of a kernel before its first launch on a device: looked up once.

@@ -61,12 +61,22 @@ constexpr LinearPlan plan_linear(std::int32_t rows, std::int32_t columns, std::i
   return plan;
 }
 
+// A grid's second dimension, which fold_linear_kernel has a row's sums in.
+inline constexpr std::int64_t kMostFoldedRows = 65535;
+
 // Rows of one launch with so many bytes of scratch: all, or whole tiles if one fits.
 constexpr std::int32_t rows_per_launch(std::int64_t row_bytes, std::int32_t row_tile,
                                        std::int32_t rows, std::int64_t scratch_bytes) {
-  if (row_bytes == 0 || rows * row_bytes <= scratch_bytes) return rows;
-  const auto fit = static_cast<std::int32_t>(scratch_bytes / row_bytes);
+  if (row_bytes == 0) return rows;
+  const std::int64_t most = std::min(scratch_bytes / row_bytes, kMostFoldedRows);
+  if (rows <= most) return rows;
+  const auto fit = static_cast<std::int32_t>(most);
   return fit < row_tile ? fit : fit / row_tile * row_tile;
 }
+static_assert(rows_per_launch(0, 128, 70000, 0) == 70000);
+static_assert(rows_per_launch(1024, 128, 70000, 128 << 20) == 65408, "whole tiles");
+static_assert(rows_per_launch(1024, 128, 65535, 128 << 20) == 65535);
+static_assert(rows_per_launch(1024, 128, 300, 200 << 10) == 128);
+static_assert(rows_per_launch(1024, 128, 300, 100 << 10) == 100);
 
 }  // namespace specdec::cuda

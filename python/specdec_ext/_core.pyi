@@ -255,7 +255,7 @@ class PackedLinear:
     """
     def __init__(self, weight: typing.Any, bias: typing.Any = None) -> None:
         """
-        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8.
+        weight [N, K] and bias [N] (CPU, float32, bfloat16 or float16) are copied. A quantised weight is a pair: its blocks, uint8 [N, bytes of a row], and their format's name: q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8.
         """
     def read(self) -> int:
         """
@@ -1116,6 +1116,7 @@ class Executor:
         probability 0. Siblings were drawn in their order, one after another, without replacement (each from
         its row less the earlier siblings, renormalised) unless `replacement`.
         """
+    def reserve(self) -> int: ...
     def reset_prefix_cache(self) -> int:
         """
         Forgets the published pages that no running request holds; returns how many.
@@ -1202,6 +1203,7 @@ class Executor:
         forced: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
         return_drafts: bool = False,
         outputs_at_once: typing.SupportsInt | typing.SupportsIndex = 1,
+        id: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> int: ...
     @property
     def entry_bytes(self) -> int: ...

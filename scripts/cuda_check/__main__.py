@@ -84,6 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="sources that match this expression; compared with nothing, but --update renews the "
         "rows of their kernels",
     )
+    parser.add_argument(
+        "--without-machine-code",
+        action="store_true",
+        help="where the toolkit has no cuobjdump: what only the machine code shows is not checked",
+    )
     args = parser.parse_args(argv)
     started = time.perf_counter()
     nvcc = build.nvcc_version()
@@ -91,6 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("cuda-check: skipped, no nvcc on PATH")
         return 0
     tools = sass.find_tools()
+    if tools is None and not args.without_machine_code:
+        print(
+            "cuda-check: no cuobjdump and nvdisasm on PATH, so that machine code cannot be read: "
+            "install them, or pass --without-machine-code"
+        )
+        return 1
     names = [name for name in build.sources() if re.search(args.only, name)]
     objects, faults = compile_all(names, nvcc, tools, args.jobs)
 

@@ -21,8 +21,8 @@ Written by `scripts/cuda_check.sh --update` from `ptxas -v` of nvcc {nvcc}. `mak
 when a kernel appears, goes, uses local memory that is not listed with a reason in
 `scripts/cuda_check/allowed_spills.txt`, or moves by more than {tolerance} registers. All shared
 memory is dynamic ([spec_attention.md](spec_attention.md) has the sizes); spills and stack are in
-bytes per thread, static shared memory in bytes per block. Registers are those at entry: Hopper's
-kernels with two or three consumer warpgroups share them out anew (`setmaxnreg`).
+bytes per thread, static shared memory in bytes per block. Registers are those at entry: kernels
+whose warpgroups hand some over (`setmaxnreg`) have others afterwards.
 
 | kernel | architecture | registers | spills | stack | static shared |
 |---|---|---|---|---|---|

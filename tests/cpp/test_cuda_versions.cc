@@ -28,5 +28,14 @@ TEST(a_device_without_the_instructions_is_refused) {
            "T4 has compute capability 7.5: the kernels need 8.0 or newer");
 }
 
+TEST(a_device_that_the_package_was_not_compiled_for_is_named_with_the_remedy) {
+  CHECK_EQ(image_fault(8, 6, 13000, 13000),
+           "this package holds no code for a device of compute capability 8.6, and no PTX that its "
+           "driver (of CUDA 13.0) compiles; it was built with CUDA 13.0: build it on this machine, "
+           "or with -DCMAKE_CUDA_ARCHITECTURES=86-real");
+  const std::string older = image_fault(9, 0, 12040, 12080);
+  CHECK(older.find("ARCHITECTURES=90a-real, or install a newer driver") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace specdec

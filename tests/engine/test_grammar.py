@@ -225,9 +225,12 @@ def test_compiling_that_takes_too_long_is_refused(
         engine.generate([PROMPTS[0]], params, use_tqdm=False)
 
 
+@pytest.mark.parametrize("can_renew", [False, True])
 def test_a_grammar_that_fails_ends_its_request_alone(
-    folders: Folders, plain: Any, monkeypatch: pytest.MonkeyPatch
+    folders: Folders, plain: Any, monkeypatch: pytest.MonkeyPatch, can_renew: bool
 ) -> None:
+    """If another matcher, which shares nothing with those of others, fails as well, or takes too
+    long to make. Later requests get a grammar that is compiled anew."""
     from specdec_ext.engine import grammar_masks
 
     made: list[Any] = []
@@ -241,10 +244,19 @@ def test_a_grammar_that_fails_ends_its_request_alone(
     with open_llm(folders, "suffix") as llm:
         state = llm.engine.submit(llm.engine.resolve(PROMPTS[1], params_of("json")))
         made[0].matcher.consume_token(END)  # which it does not allow
+        if not can_renew:
+            made[0].grammar._make = None
         [other] = llm.generate([PROMPTS[2]], params_of("json"), use_tqdm=False)
         assert list(other.outputs[0].token_ids) == plain["json", False][2]
-        assert state.finish_reason == "error"
-        assert "the grammar of structured_outputs failed" in str(state.error)
+        llm.engine.run([state])
+        if can_renew:
+            assert state.token_ids == plain["json", False][1] and state.error is None
+        else:
+            assert state.finish_reason == "error"
+            assert "the grammar of structured_outputs failed" in str(state.error)
+        [again] = llm.generate([PROMPTS[1]], params_of("json"), use_tqdm=False)
+        assert list(again.outputs[0].token_ids) == plain["json", False][1]
+        assert made[2].grammar is not made[0].grammar
         check(llm)
 
 

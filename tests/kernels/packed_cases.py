@@ -16,16 +16,18 @@ from specdec_ext.ops.weight_blocks import E4M3_FORMATS
 # Formats, some with a way in which the scales are drawn: "/32" for each 32 k, "/full" with 24 bits.
 HALF_FORMATS = ("q8_0", "q4_0", "q4_1")
 WIDE_FORMATS = (
-    "q4_g", "q4_g/32", "q4_g/full", "q8_g", "q8_g/32", "q4_k", "q5_k", "q6_k", "f8_g",
+    "q4_g", "q4_g/32", "q4_g/full", "q8_g", "q8_g/32", "q4_k", "q5_0", "q5_1", "q5_k", "q6_k",
+    "f8_g",
 )  # fmt: skip
 FORMATS = (*HALF_FORMATS, *WIDE_FORMATS)
 # Elements and bytes of a block.
 BLOCKS = {
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q4_g": (32, 24), "q8_g": (32, 36),
     "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "f8_g": (64, 68), "f8_a8": (64, 68),
+    "q5_0": (32, 22), "q5_1": (32, 24),
 }  # fmt: skip
 # What a case is kept as where that is not its format, and the bits of an element there.
-KEPT = {"q4_g/32": "q4_k", "q4_g/full": "q5_k", "q8_g/32": "q6_k"}
+KEPT = {"q4_g/32": "q4_k", "q4_g/full": "q5_k", "q8_g/32": "q6_k", "q5_0": "q8_0", "q5_1": "q5_k"}
 BITS = {"q8_0": 8.5, "q4_0": 4.5, "q4_1": 5, "q4_g": 5, "q4_k": 6, "q8_g": 8.5, "q5_k": 10,
         "q6_k": 10, "f8_g": 8.5}  # fmt: skip
 # (first byte, dtype) of a block's scales, and of its minimums, where they are numbers of a type.
@@ -34,6 +36,7 @@ FACTORS = {
     "q4_g": [(0, "<f4"), (4, "<f4")], "q8_g": [(0, "<f4")], "f8_g": [(0, "<f4")],
     "f8_a8": [(0, "<f4")],
     "q4_k": [(0, "<f2"), (2, "<f2")], "q5_k": [(0, "<f2"), (2, "<f2")], "q6_k": [(208, "<f2")],
+    "q5_0": [(0, "<f2")], "q5_1": [(0, "<f2"), (2, "<f2")],
 }  # fmt: skip
 
 
@@ -111,9 +114,13 @@ def of_block(block: np.ndarray, format: str) -> list[np.float32]:
         return [np.float32(int(q)) * scale for q in data.view(np.int8)]
     if format in E4M3_FORMATS:
         return [e4m3(int(code)) * scale for code in data]
+    fifth = int.from_bytes(bytes(data[:4]), "little") if format in ("q5_0", "q5_1") else 0
+    data = data[4:] if format in ("q5_0", "q5_1") else data
     numbers = [int(b) & 15 for b in data] + [int(b) >> 4 for b in data]
-    if format == "q4_0":
-        return [np.float32(n - 8) * scale for n in numbers]
+    numbers = [n + 16 * (fifth >> i & 1) for i, n in enumerate(numbers)]
+    if format in ("q4_0", "q5_0"):
+        zero = 8 if format == "q4_0" else 16
+        return [np.float32(n - zero) * scale for n in numbers]
     minimum = get(block, format, 1)
     return [np.float32(n) * scale + minimum for n in numbers]
 

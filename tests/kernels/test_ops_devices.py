@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,29 @@ def device_call(**changed: Any) -> torch.Tensor:
     names = ("q", "k_pages", "v_pages", "page_table", "kv_len", "cu_rows")
     positional = [arguments.pop(name) for name in names]
     return ops.spec_attention(*positional, **arguments)
+
+
+def test_flags_of_all_streams_are_made_once_and_not_within_a_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from specdec_ext.ops import _where
+
+    waited: list[str] = []
+    device = torch.device("cpu")
+    stream = SimpleNamespace(synchronize=lambda: waited.append("once"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(_where, "_flags", {})
+    monkeypatch.setattr(_where, "_outgrown_flags", [])
+    lengths: Any = SimpleNamespace(device=device, is_cuda=True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"is_tree=None: 3 flags would be made while a CUDA"):
+        _where.constant_flags(lengths, 1, 3)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    made = _where.constant_flags(lengths, 1, 3)
+    assert made.tolist() == [1, 1, 1] and waited == ["once"], "every stream may read them"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert _where.constant_flags(lengths, 1, 2).data_ptr() == made.data_ptr()
+    assert waited == ["once"]
 
 
 # -- Names -----------------------------------------------------------------------------------------

@@ -61,6 +61,19 @@ def conformance() -> list[str]:
     return faults
 
 
+def without_code() -> list[str]:
+    """Returns a fault unless a device that the package was not compiled for is refused by name."""
+    ask = (
+        "import torch; from specdec_ext import ops; ops.load_backend('ptx', "
+        f"{str(BUILD / 'libspecdec_ptx.so')!r}); "
+        "ops.argmax(torch.zeros(2, 9), torch.zeros(2, dtype=torch.int32), backend='ptx')"
+    )
+    environment = {**os.environ, "SPECDEC_EMU_LIMITS": f"7.5,4,{163 << 10}"}
+    said = lines_of([sys.executable, "-c", ask], environment)
+    wanted = r"launch of \w*argmax\w*: .* no code for a device of compute capability 7\.5.*=75-real"
+    return [] if any(re.search(wanted, line) for line in said) else [f"a device of 7.5: {said}"]
+
+
 def run_tests(arguments: list[str], env: dict[str, str]) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "ptx.skip_missing", *arguments]
     paths = os.pathsep.join([str(ROOT / "tests"), env.get("PYTHONPATH", "")])
@@ -95,7 +108,7 @@ def main() -> int:
         (BACKEND / name).unlink(missing_ok=True)
         (BACKEND / name).symlink_to("../libspecdec_ptx.so")
     LAUNCHES.unlink(missing_ok=True)
-    faults = [] if args.k else [*misuse(), *conformance()]
+    faults = [] if args.k else [*misuse(), *conformance(), *without_code()]
     common = ["-m", "emulated and not emulator and not slow", "-k", args.k]
     parallel = ["-n", args.jobs, "--dist", "loadfile"]
     if run_tests([*parallel, *common, "tests/kernels"], dict(os.environ)) != 0:

@@ -82,14 +82,13 @@ cudaError_t fail(const std::string& what) {
   return cudaErrorLaunchFailure;
 }
 
-// As a driver chooses: the newest that the device can run.
+// As a driver chooses: the newest that the device can run; 0: none.
 int best_target(const FatBinary& f) {
   const auto limits = specdec::emulated_limits();
   int best = 0;
   for (const auto& [target, text] : f.texts) {
     if (target <= limits.major * 10 + limits.minor) best = std::max(best, target);
   }
-  if (best == 0) throw Error("no PTX for this device");
   return best;
 }
 
@@ -236,7 +235,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
   try {
     *attributes = {};
     attributes->ptxVersion = ptx::best_target(*ptx::kernel_of(function).binary);
-    return cudaSuccess;
+    return attributes->ptxVersion == 0 ? cudaErrorNoKernelImageForDevice : cudaSuccess;
   } catch (const std::exception& error) {
     return ptx::fail(error.what());
   }
@@ -255,6 +254,16 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  const specdec::DeviceLimits limits = specdec::emulated_limits();
+  *value = which == cudaDevAttrComputeCapabilityMajor ? limits.major : limits.minor;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 const char* cudaGetErrorString(cudaError_t) { return runtime().message.c_str(); }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaMallocManaged(void** out, size_t bytes, unsigned) {

@@ -14,6 +14,8 @@ FORMATS = {
     "q8_0": (32, 34),
     "q4_0": (32, 18),
     "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
     "q4_k": (256, 144),
     "q5_k": (256, 176),
     "q6_k": (256, 210),
@@ -52,6 +54,13 @@ def read_groups(name: str, blocks: np.ndarray) -> Groups:
     if name == "q8_0":
         codes = rows[..., 2:].view(np.int8).astype(np.int64)
         return _of_small_blocks(codes, _half(rows[..., :2]), None)
+    if name in ("q5_0", "q5_1"):
+        head = 2 if name == "q5_0" else 4
+        fifth = np.unpackbits(rows[..., head : head + 4], axis=-1, bitorder="little")
+        packed = rows[..., head + 4 :].astype(np.int64)
+        codes = np.concatenate([packed & 15, packed >> 4], axis=-1) + 16 * fifth.astype(np.int64)
+        low = _half(rows[..., 2:4]) if name == "q5_1" else None
+        return _of_small_blocks(codes - 16 * (low is None), _half(rows[..., :2]), low)
     if name in ("q4_0", "q4_1"):
         packed = rows[..., 4 if name == "q4_1" else 2 :].astype(np.int64)
         codes = np.concatenate([packed & 15, packed >> 4], axis=-1)

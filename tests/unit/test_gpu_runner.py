@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.gpu import __main__ as runner
-from benchmarks.gpu import bench, profile, report, stages, supervise
+from benchmarks.gpu import bench, profile, report, small_set, stages, supervise
 from benchmarks.gpu.results import Store
 from benchmarks.gpu.run import Target, call
 from benchmarks.gpu.supervise import Part, Progress
@@ -185,6 +186,47 @@ def test_a_device_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     assert alive.done == ["3-good", "4-good"]
 
 
+def test_parts_beside_one_that_takes_the_device_with_it_are_left_for_the_next_run(
+    tmp_path: Path,
+) -> None:
+    def dead() -> dict[str, Any]:
+        time.sleep(0.5)
+        raise RuntimeError("no device")
+
+    beside = [
+        dataclasses.replace(part, alone=False) for part in parts(*["hangs"] * 4, "good", "good")
+    ]
+    (first, *others) = beside
+    began = time.monotonic()
+    progress = run(
+        tmp_path, [first, *(dataclasses.replace(p, limit_s=50.0) for p in others)], probe=dead,
+        jobs=4,
+    )  # fmt: skip
+    assert time.monotonic() - began < 40.0, "one probe, and nobody waited for the others"
+    assert progress.device_gone == "0-hangs"
+    assert progress.failed == ["0-hangs"]
+    assert sorted(progress.left) == ["1-hangs", "2-hangs", "3-hangs", "4-good", "5-good"]
+    found = statuses(tmp_path)
+    assert found == {"0-hangs": "hung", **{f"{i}-hangs": "started" for i in (1, 2, 3)}}
+
+
+@pytest.mark.parametrize(
+    ("text", "sticky"),
+    [
+        ("launch of argmax_kernel: unknown error", True),
+        ("CUDA error: operation not supported on global/shared address space", True),
+        ("an illegal memory access was encountered", True),
+        ("CUDA error: unspecified launch failure", True),
+        ("uncorrectable NVLink error detected during the execution", True),
+        ("launch of argmax_kernel: invalid configuration argument", False),
+        ("ValueError: unknown error in a checkpoint", False),
+        ("operation not supported", False),
+    ],
+)
+def test_what_spoils_a_process_is_told_from_what_only_failed(text: str, sticky: bool) -> None:
+    assert (supervise.STICKY.search(text) is not None) == sticky
+
+
 def test_checks_run_beside_each_other_and_what_is_timed_alone(tmp_path: Path) -> None:
     """Each part leaves when it began and ended. Checks wait for each other, so that they end only
     if three of them run at once."""
@@ -302,10 +344,17 @@ def test_the_first_hour_runs_every_kernel_before_it_times_the_ten_targets() -> N
 
     table = {row["name"]: row for row in ops.supported_attention()}
     assert set(table) <= set(once)
-    several = [name for name, row in table.items() if row["row_tile"] > 64]
+    several = [
+        name for name, row in table.items()
+        if row["family"] == "hopper"
+        and (row["row_tile"] > 64 or row["kv_dtype"] not in (row["dtype"], row["math_dtype"]))
+    ]  # fmt: skip
+    several += [name for name, _ in small_set.products_that_hand_over()]
     assert min(once.index(name) for name in several) > max(
         once.index(name) for name in table if name not in several
     )
+    operations = [name for name, _ in small_set.operations()]
+    assert {*operations, *(f"once-{name}" for name in small_set.ONCE)} <= set(once)
     targets = bench.targets(GPU)
     assert len(targets) == 10
     assert all(part.limit_s <= 240 for part in targets)

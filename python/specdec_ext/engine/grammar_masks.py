@@ -17,7 +17,8 @@ again as if for the first time. In between they stay where the last walk has lef
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class _Output:
         self.grammar = grammar
         self.matcher = grammar.matcher()
         self.speculative = speculative
+        self._is_own = False  # the matcher shares nothing with those of other outputs
         self.consumed = 0  # tokens of the output
         self._path: list[int] = []  # tokens behind the output that the matcher has consumed
         # forced() behind the output, behind one token of the path, ...; None: not asked yet
@@ -97,6 +99,26 @@ class _Output:
             ends = self.go_on(tokens) and self.matcher.is_stopped()
             tokens = self._path + list(self.grammar.end_ids[:1] if ends else ())
         return tokens
+
+    def renew(self, output: list[int]) -> bool:
+        """After an error: a matcher of its own in the place of one that shares what it has learnt,
+        which another request may have brought to its limits. False: it had one.
+
+        output  all tokens of the output
+        """
+        if self._is_own:
+            return False
+        self._is_own = True
+        try:
+            matcher = self.grammar.own_matcher()
+        except Exception:  # what has compiled before; the error that there was is told
+            return False
+        if matcher is None:
+            return False
+        matcher.try_consume_tokens(output)
+        self.matcher, self.consumed = matcher, len(output)
+        self._path, self._forced = [], [None]
+        return True
 
     def error(self) -> str | None:
         """What went wrong with the grammar, if something did."""
@@ -168,8 +190,7 @@ class GrammarMasks:
         """Cut the drafts of the staged step; make the masks of trees that are drawn from."""
         self.masks, self.errors, self.undecided = {}, {}, False
         for tree, output in self._followed(self._executor.draft()):
-            walk = _TreeWalk(output, tree)
-            kept = walk.run(fill=not tree.greedy)
+            walk, kept = _walked(output, tree, partial(_TreeWalk.run, fill=not tree.greedy))
             self._keep(tree, output, None if tree.greedy else walk.masks[np.flatnonzero(kept)])
             self.undecided |= tree.greedy
             if tree.request_id not in self.errors and not all(kept):
@@ -187,14 +208,15 @@ class GrammarMasks:
         if drawn:
             self.masks, self.errors = {}, {}
         for tree, output in self._followed(trees):
-            walk = _TreeWalk(output, tree)
-            if tree.greedy:
-                rows = slice(tree.first, tree.first + len(tree.tokens))
-                walk.follow_best(scores[rows], None if best is None else best[rows].tolist())
-            elif drawn:
-                walk.run(fill=True)
-            else:
+            if not tree.greedy and not drawn:
                 continue
+            rows = slice(tree.first, tree.first + len(tree.tokens))
+            known = None if best is None else best[rows].tolist()
+
+            def run(walk: _TreeWalk, tree: Any = tree, rows: Any = rows, known: Any = known) -> Any:
+                return walk.follow_best(scores[rows], known) if tree.greedy else walk.run(True)
+
+            walk, _ = _walked(output, tree, run)
             self._keep(tree, output, walk.masks)
 
     def _followed(self, trees: Iterable[Any]) -> Iterator[tuple[Any, _Output]]:
@@ -212,6 +234,17 @@ class GrammarMasks:
             self.masks[tree.request_id] = masks
 
 
+def _walked(output: _Output, tree: Any, run: Callable[[_TreeWalk], Any]) -> tuple[_TreeWalk, Any]:
+    """The walk of a tree, and what `run` makes of it: once more if the matcher that it shares with
+    others has failed."""
+    walk = _TreeWalk(output, tree)
+    found = run(walk)
+    if output.matcher.is_error() and output.renew(tree.output(0)):
+        walk = _TreeWalk(output, tree)
+        found = run(walk)
+    return walk, found
+
+
 class _TreeWalk:
     """One pass over a draft tree, root first: what is allowed, and what may follow it.
 
@@ -227,7 +260,7 @@ class _TreeWalk:
             self._children[parent].append(node)
         self.masks = np.empty((0, self._words), dtype=np.int32)
 
-    def run(self, *, fill: bool) -> list[int]:
+    def run(self, fill: bool) -> list[int]:
         """1 for each node that stays. fill: masks of all that are allowed."""
         kept = [int(node < self._fixed) for node in range(len(self._tokens))]
         self._descend(0, [], kept, fill)

@@ -150,29 +150,46 @@ class RequestTable:
             )
             if request.grammar is not None:
                 kwargs = {**kwargs, "forced": request.grammar.beginning}
-            try:
-                # Interrupted before it is in _states, it is cancelled when it delivers something.
-                rid = self.executor.submit(request.prompt_token_ids, **kwargs)
-            except ValueError as error:  # a limit that only the executor knows
-                raise RequestError(str(error)) from None
-            state.rid = rid
+            # A step may plan it before submit() has returned: all that steps ask for is there then.
+            state.rid = rid = int(self.executor.reserve())
             if state.owner is not None:
                 state.owner.rid = rid
-            self._states[rid] = state
-            if request.grammar is not None:
-                self._grammars.start(rid, request.grammar, speculative=kwargs["speculative"])
-            if self._drafting is not None and kwargs["speculative"]:
-                options = request.draft_options
-                self._drafting.start(rid, request.prompt_token_ids, kwargs, options)
+            try:
+                self._prepare(state, request, kwargs)
+                self.executor.submit(request.prompt_token_ids, **kwargs, id=rid)
+            except BaseException as error:  # Ctrl-C too
+                self._states.pop(rid, None)
+                self._forget(rid)
+                self.executor.cancel(rid)
+                if isinstance(error, ValueError):  # a limit that only the executor knows
+                    raise RequestError(str(error)) from None
+                raise
             self._prompt_tokens += len(request.prompt_token_ids)
             adaptive = kwargs.get("adaptive")
             config = self.limits.speculative_config
-            self._wants_logits |= params.return_generation_logits
-            self._has_processors |= bool(params.logits_processors)
             if kwargs["speculative"] or kwargs["prediction"]:
                 self._wants_calibration |= is_adaptive(config) if adaptive is None else adaptive
             self._wants_calibration |= self._spares_others and len(self._states) > 1
         return state
+
+    def _prepare(
+        self, state: RequestState, request: ResolvedRequest, kwargs: dict[str, Any]
+    ) -> None:
+        """What a step needs to know of a request that it runs."""
+        params = request.params
+        self._states[state.rid] = state
+        self._wants_logits |= params.return_generation_logits
+        self._has_processors |= bool(params.logits_processors)
+        if request.grammar is not None:
+            self._grammars.start(state.rid, request.grammar, speculative=kwargs["speculative"])
+        if self._drafting is not None and kwargs["speculative"]:
+            options = request.draft_options
+            self._drafting.start(state.rid, request.prompt_token_ids, kwargs, options)
+
+    def _forget(self, rid: int) -> None:
+        if self._drafting is not None:
+            self._drafting.end(rid)
+        self._grammars.end(rid)
 
     def cancel(self, state: RequestState) -> bool:
         """End a request; False if it had already ended. What it delivered stays."""
@@ -223,9 +240,7 @@ class RequestTable:
         return not had_ended
 
     def _account(self, state: RequestState) -> None:
-        if self._drafting is not None:
-            self._drafting.end(state.rid)
-        self._grammars.end(state.rid)
+        self._forget(state.rid)
         self._ledger.end(state)
         self._num_ended += 1
 

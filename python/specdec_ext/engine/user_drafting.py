@@ -5,6 +5,7 @@ The drafter sees the requests' tokens and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
 import time
@@ -156,7 +157,9 @@ class UserDrafting:
             requests = list(self._requests.values())
         self._ready = {}
         for request in requests:
-            if self._executor.decoding(request.number):
+            if not self._executor.decoding(request.number):
+                continue
+            with contextlib.suppress(ValueError):  # it was cancelled meanwhile
                 request.tokens = self._executor.history(request.number)
                 self._ready[request.number] = request
 

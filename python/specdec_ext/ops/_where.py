@@ -68,15 +68,26 @@ def stream_of(tensor: Any) -> int:
 
 
 def constant_flags(tensor: Tensor, value: int, count: int) -> Tensor:
-    """[count] uint8 of one value on the tensor's device, made once; never written."""
+    """[count] uint8 of one value on the tensor's device, made once for all streams; never written.
+
+    Raises   RuntimeError if it would have to be made while a CUDA graph is captured: that would
+             fill it whenever it runs, and not before.
+    """
     import torch
 
     key = (tensor.device, value)
     flags = _flags.get(key)
     if flags is None or flags.numel() < count:
+        if is_cuda(tensor) and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"is_tree=None: {count} flags would be made while a CUDA graph is being captured; "
+                "give is_tree= or call once before"
+            )
         if flags is not None:
             _outgrown_flags.append(flags)
         flags = torch.full((max(count, 512),), value, dtype=torch.uint8, device=tensor.device)
+        if is_cuda(tensor):  # other streams read it, too
+            torch.cuda.current_stream(tensor.device).synchronize()
         _flags[key] = flags
     return flags[:count]
 

@@ -116,7 +116,8 @@ def pack_weight(blocks: Tensor, format: str) -> PackedWeight:
     Shapes   blocks uint8 [N, bytes of a row], on the device that will use them: of a GGUF file, or
              those that quantised checkpoints become (docs/kernels/quant_linear.md).
     Returns  the weight [N, K] on the same device, N rounded up to 32 and K to 64. Bits an element:
-             q8_0 8.5, q4_0 4.5, q4_1 5, q4_k 6, q5_k and q6_k 10, f8_g and f8_a8 8.5. q4_g has 5
+             q8_0 8.5, q4_0 4.5, q4_1 5, q4_k 6, q5_k and q6_k 10, f8_g and f8_a8 8.5. q5_0 becomes
+             q8_0 and q5_1 q5_k. q4_g has 5
              and q8_g 8.5 where a scale serves 64 k; q4_g else becomes q4_k, q8_g q6_k. q4_g with a
              scale of more than 20 bits becomes q5_k, whose kernel rounds products before it adds
              minimums.
@@ -173,6 +174,8 @@ def _kept_as(blocks: Tensor, format: str) -> str:
                 f"blocks holds a scale of {float(scales.abs().max()):.3g}: e4m3 takes scales below "
                 f"2^{_SCALE_BITS}"
             )
+    if format in ("q5_0", "q5_1"):
+        return {"q5_0": "q8_0", "q5_1": "q5_k"}[format]
     if format not in ("q4_g", "q8_g"):
         return format
     heads = blocks[..., : 8 if format == "q4_g" else 4]

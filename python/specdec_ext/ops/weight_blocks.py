@@ -12,8 +12,8 @@ __all__ = ["BLOCK_SIZES", "E4M3_FORMATS", "take_apart"]
 # Elements and bytes of a block.
 BLOCK_SIZES = {
     "q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20), "q4_g": (32, 24), "q8_g": (32, 36),
-    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "f8_g": (64, 68),
-    "f8_a8": (64, 68),
+    "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210), "q5_0": (32, 22),
+    "q5_1": (32, 24), "f8_g": (64, 68), "f8_a8": (64, 68),
 }  # fmt: skip
 E4M3_FORMATS = ("f8_g", "f8_a8")  # numbers are e4m3; of f8_a8 those of x, too
 # Blocks of a scale, perhaps a minimum, and numbers.
@@ -23,7 +23,7 @@ _WIDE = ("q4_g", "q8_g", *E4M3_FORMATS)
 
 def take_apart(blocks: Tensor, format: str) -> tuple[Tensor, list[Tensor]]:
     """Numbers uint8 [n, K] and factors: the scales, then the minimums of a format that has them,
-    [n, groups of a row], float16 in q8_0, q4_0 and q4_1, float32 in the others.
+    [n, groups of a row], float16 in q8_0, q4_0, q4_1 and q5_0, float32 in the others.
 
     blocks   uint8 [n, bytes of a row] in a format of BLOCK_SIZES
     Numbers  0..15 or 0..31 as they are; signed ones plus 128; e4m3 codes
@@ -34,6 +34,8 @@ def take_apart(blocks: Tensor, format: str) -> tuple[Tensor, list[Tensor]]:
     blocks = blocks.reshape(n, -1, BLOCK_SIZES[format][1])
     if format == "q6_k":
         return _six_bits(blocks)
+    if format in ("q5_0", "q5_1"):
+        return _fifth_bits(blocks, 1 if format == "q5_0" else 2)
     if format in ("q4_k", "q5_k"):
         return _five_bits(blocks) if format == "q5_k" else _four_bits(blocks)
     dtype = torch.float32 if format in _WIDE else torch.float16
@@ -46,6 +48,20 @@ def take_apart(blocks: Tensor, format: str) -> tuple[Tensor, list[Tensor]]:
     elif format not in E4M3_FORMATS:
         numbers = numbers ^ 128
     return numbers.reshape(n, -1), [factors[..., i] for i in range(count)]
+
+
+def _fifth_bits(blocks: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
+    """Of q5_1, with `count` 2 factors, which q5_k holds; of q5_0 u - 16 + 128, as q8_0's."""
+    import torch
+
+    factors = blocks[..., : 2 * count].contiguous().view(torch.float16)
+    fifth, nibbles = blocks[..., 2 * count : 2 * count + 4], blocks[..., 2 * count + 4 :]
+    places = torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    high = (fifth.unsqueeze(-1) >> places & 1).flatten(-2) << 4
+    numbers = torch.cat([nibbles & 15, nibbles >> 4], -1) | high
+    if count == 1:
+        return (numbers + 112).reshape(len(blocks), -1), [factors[..., 0]]
+    return numbers.reshape(len(blocks), -1), [factors[..., i].float() for i in range(2)]
 
 
 def _half(blocks: Tensor, first: int) -> Tensor:

@@ -152,6 +152,7 @@ def _schema(where: str, value: Any) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"{where} = {show(value)}: not JSON ({error})") from None
+    value = {} if value is True else value  # any JSON
     if not isinstance(value, (Mapping, bool)):
         raise RequestError(
             f"{where} = {show(value)}: expected a JSON schema, got {type(value).__name__}"

@@ -64,6 +64,7 @@ struct QuantKernels {
       case WeightType::kQ8G:
         return q8_g;
       case WeightType::kQ5K:
+      case WeightType::kQ5_1:
         return q5_k;
       case WeightType::kQ6K:
         return q6_k;

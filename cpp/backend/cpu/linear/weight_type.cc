@@ -10,9 +10,10 @@
 namespace specdec::cpu {
 namespace {
 
-constexpr WeightType kFormats[] = {
-    WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1, WeightType::kQ4K, WeightType::kQ5K,
-    WeightType::kQ6K,  WeightType::kQ4G,  WeightType::kQ8G,  WeightType::kF8G, WeightType::kF8A8};
+constexpr WeightType kFormats[] = {WeightType::kQ8_0, WeightType::kQ4_0, WeightType::kQ4_1,
+                                   WeightType::kQ5_0, WeightType::kQ5_1, WeightType::kQ4K,
+                                   WeightType::kQ5K,  WeightType::kQ6K,  WeightType::kQ4G,
+                                   WeightType::kQ8G,  WeightType::kF8G,  WeightType::kF8A8};
 
 const std::uint8_t* bytes_of(const std::byte* p) {
   return reinterpret_cast<const std::uint8_t*>(p);
@@ -36,6 +37,21 @@ void split_nibbles(const std::uint8_t* packed, std::uint8_t* codes) {
     codes[i] = packed[i] & 15;
     codes[16 + i] = packed[i] >> 4;
   }
+}
+
+// q5_0: d, 32 fifth bits, nibbles; u - 16 of it, which is kept as q8_0 keeps it, plus 128. q5_1 has
+// a minimum behind d.
+Group read_q5(const std::uint8_t* block, bool has_min) {
+  Group group;
+  group.scale[0] = group.scale[1] = half_at(block);
+  group.min = has_min ? half_at(block + 2) : 0.0f;
+  const std::uint8_t* fifth = block + (has_min ? 4 : 2);
+  split_nibbles(fifth + 4, group.codes);
+  for (int i = 0; i < kGroup; ++i) {
+    const int code = group.codes[i] | (fifth[i / 8] >> (i % 8) & 1) << 4;
+    group.codes[i] = static_cast<std::uint8_t>(has_min ? code : code - 16 + 128);
+  }
+  return group;
 }
 
 // Scale and minimum of group `g` of 8 in q4_k and q5_k: 6 bits each, in 12 bytes.
@@ -95,6 +111,10 @@ const char* weight_type_name(WeightType type) {
       return "q4_0";
     case WeightType::kQ4_1:
       return "q4_1";
+    case WeightType::kQ5_0:
+      return "q5_0";
+    case WeightType::kQ5_1:
+      return "q5_1";
     case WeightType::kQ4K:
       return "q4_k";
     case WeightType::kQ5K:
@@ -118,8 +138,9 @@ WeightType block_format_named(const std::string& name) {
   for (WeightType type : kFormats) {
     if (name == weight_type_name(type)) return type;
   }
-  SPECDEC_REQUIRE(false, "weight type '", name,
-                  "': give q8_0, q4_0, q4_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8");
+  SPECDEC_REQUIRE(
+      false, "weight type '", name,
+      "': give q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q4_g, q8_g, f8_g or f8_a8");
   return WeightType::kQ8_0;
 }
 
@@ -131,6 +152,10 @@ BlockSize block_size(WeightType type) {
       return {32, 18};
     case WeightType::kQ4_1:
       return {32, 20};
+    case WeightType::kQ5_0:
+      return {32, 22};
+    case WeightType::kQ5_1:
+      return {32, 24};
     case WeightType::kQ4K:
       return {256, 144};
     case WeightType::kQ5K:
@@ -157,6 +182,9 @@ Group read_group(WeightType type, const std::byte* row, std::int64_t index) {
   if (type == WeightType::kQ6K) return read_k6(block, g);
   if (type == WeightType::kQ4K || type == WeightType::kQ5K) {
     return read_k45(block, g, type == WeightType::kQ5K);
+  }
+  if (type == WeightType::kQ5_0 || type == WeightType::kQ5_1) {
+    return read_q5(block, type == WeightType::kQ5_1);
   }
   Group group;
   if (is_e4m3(type)) {

@@ -24,6 +24,8 @@ enum class WeightType : std::uint8_t {
   kQ8_0,
   kQ4_0,
   kQ4_1,
+  kQ5_0,
+  kQ5_1,
   kQ4K,
   kQ5K,
   kQ6K,
@@ -90,11 +92,12 @@ constexpr QuantFormat quant_format(WeightType type) {
       return {true, false, -1, true, true};
     case WeightType::kQ8G:
       return {false, false, 7, false, true};
+    case WeightType::kQ5_1:
     case WeightType::kQ5K:
       return {false, false, -1, true, true};
     case WeightType::kQ6K:
       return {false, true, 5, false, true};
-    default:
+    default:  // q8_0; q5_0 as it
       return {false, false, 7, false, false};
   }
 }

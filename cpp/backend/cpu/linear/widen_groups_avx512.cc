@@ -122,6 +122,7 @@ void widen_groups(const std::byte* step, std::int64_t groups, std::uint16_t* out
 WidenGroupsFn widen_groups_avx512(WeightType type) {
   switch (type) {
     case WeightType::kQ8_0:
+    case WeightType::kQ5_0:
       return &widen_groups<WeightType::kQ8_0>;
     case WeightType::kQ4_0:
       return &widen_groups<WeightType::kQ4_0>;
@@ -130,6 +131,7 @@ WidenGroupsFn widen_groups_avx512(WeightType type) {
     case WeightType::kQ4K:
       return &widen_groups<WeightType::kQ4K>;
     case WeightType::kQ5K:
+    case WeightType::kQ5_1:
       return &widen_groups<WeightType::kQ5K>;
     case WeightType::kQ6K:
       return &widen_groups<WeightType::kQ6K>;
