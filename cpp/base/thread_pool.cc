@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
 #include "base/cpu_relax.h"
+#include "base/float_mode.h"
 
 namespace specdec {
 namespace {
@@ -90,10 +92,21 @@ ThreadPool::~ThreadPool() { stop(); }
 
 void ThreadPool::resize(int size) {
   SPECDEC_REQUIRE(size >= 1 && size <= 256, "num_threads = ", size, ": give 1..256");
+  // In a forked child nobody is busy, whatever the parent was doing, and no thread is there.
+  const bool forked = forks_ != process_forks;
+  if (forked) busy_.store(false, std::memory_order_relaxed);
   while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
-  if (size != size_) {
+  if (size != size_ || forked) {
     stop();
-    start(size);
+    try {
+      start(size);
+    } catch (const std::system_error& error) {
+      stop();
+      start(1);
+      busy_.store(false, std::memory_order_release);
+      throw std::runtime_error(detail::join("num_threads = ", size, ": ", error.what(),
+                                            "; work goes on with one thread, give fewer"));
+    }
   }
   busy_.store(false, std::memory_order_release);
 }
@@ -135,6 +148,7 @@ void ThreadPool::run_raw(int pieces, RawBody body, void* context) {
   SPECDEC_REQUIRE(size_ == 1 || forks_ == process_forks,
                   "specdec_ext was used after fork(): its threads do not exist in the child. Start "
                   "worker processes with the 'spawn' method, or load the model in the child");
+  const DefaultFloatMode mode;
   if (pieces <= 1 || size_ == 1 || busy_.exchange(true, std::memory_order_acquire)) {
     for (int piece = 0; piece < pieces; ++piece) body(context, piece, 0);
     return;
@@ -192,6 +206,7 @@ void ThreadPool::do_piece(int piece, int rank) {
 }
 
 void ThreadPool::worker(int rank) {
+  const DefaultFloatMode mode;  // it has its creator's
   for (;;) {
     const std::uint32_t epoch = epoch_.load(std::memory_order_acquire);
     if (stopping_.load(std::memory_order_relaxed)) return;

@@ -20,7 +20,12 @@ namespace {
 // The memory of a NumPy array of bits. What is exported keeps the array.
 class Bfloat16Array {
  public:
-  explicit Bfloat16Array(py::array_t<std::uint16_t> bits) : bits_(std::move(bits)) {
+  explicit Bfloat16Array(const py::array& bits) {
+    if (!py::dtype::of<std::uint16_t>().is(bits.dtype())) {
+      throw py::type_error("bits has dtype " + py::str(bits.dtype()).cast<std::string>() +
+                           ": expected uint16");
+    }
+    bits_ = py::reinterpret_borrow<py::array_t<std::uint16_t>>(bits);
     if ((bits_.flags() & py::array::c_style) == 0) {
       throw py::value_error("bits is not contiguous: use np.ascontiguousarray(bits)");
     }
@@ -74,7 +79,7 @@ void register_host_arrays(py::module_& m) {
       m, "Bfloat16Array",
       "A contiguous NumPy array of uint16 as a tensor of bfloat16, which NumPy does not have. "
       "Takes the place of a tensor in every call; torch.from_dlpack() gives a view of it.")
-      .def(py::init<py::array_t<std::uint16_t>>(), py::arg("bits"))
+      .def(py::init<const py::array&>(), py::arg("bits"))
       .def_property_readonly("bits", &Bfloat16Array::bits, "The array, not a copy.")
       .def_property_readonly("shape", &Bfloat16Array::shape)
       .def(

@@ -99,6 +99,7 @@ void register_linear(py::module_& m) {
             check_last_axis_contiguous(x.view(), "x");
             check_last_axis_contiguous(out.view(), "out");
             check_rows_apart(out.view(), "out");
+            check_disjoint(out.view(), "out", x.view(), "x");
             if (x->shape[0] == 0) return;
             py::gil_scoped_release release;
             cpu::run_linear(self, x.view(), out.view(), fast);

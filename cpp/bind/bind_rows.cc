@@ -31,6 +31,7 @@ BorrowedTensor matrix(OpCall& call, py::handle tensor, const char* name, const c
     check_dtype(borrowed.view(), name, kRowTypes);
   }
   check_last_axis_contiguous(borrowed.view(), name);
+  if (writable) check_rows_apart(borrowed.view(), name);
   return borrowed;
 }
 

@@ -3,7 +3,9 @@
 #include <pybind11/pybind11.h>
 
 #include <bit>
+#include <cstddef>
 #include <sstream>
+#include <utility>
 
 #include "base/check.h"
 #include "base/types.h"
@@ -84,6 +86,31 @@ void check_rows_apart(const TensorView& view, const char* name) {
   SPECDEC_REQUIRE(view.shape[0] <= 1 || apart >= view.shape[1], name, " has rows of ",
                   view.shape[1], " elements, ", apart,
                   " apart: rows that are written must not overlap");
+}
+
+namespace {
+
+// First and last byte of a view.
+std::pair<const std::byte*, const std::byte*> span_of(const TensorView& view) {
+  const auto bytes = static_cast<std::int64_t>(dtype_bytes(view.dtype));
+  std::int64_t low = 0, high = 0;
+  for (int axis = 0; axis < view.ndim; ++axis) {
+    const std::int64_t reach = (view.shape[axis] - 1) * view.strides[axis];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto* base = static_cast<const std::byte*>(view.data);
+  return {base + low * bytes, base + (high + 1) * bytes};
+}
+
+}  // namespace
+
+void check_disjoint(const TensorView& out, const char* name, const TensorView& in,
+                    const char* in_name) {
+  if (out.numel() == 0 || in.numel() == 0) return;
+  const auto [begin, end] = span_of(out);
+  const auto [in_begin, in_end] = span_of(in);
+  SPECDEC_REQUIRE(end <= in_begin || in_end <= begin, name, " lies within the memory of ", in_name,
+                  ", which is read while it is written: give one of its own");
 }
 
 int check_mask_row(const std::uint32_t* words, int row, std::int64_t request) {

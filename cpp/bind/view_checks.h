@@ -26,6 +26,9 @@ void check_last_axis_contiguous(const TensorView& view, const char* name);
 void check_contiguous(const TensorView& view, const char* name);
 // ValueError where rows [R, N] that are written lie in each other's memory.
 void check_rows_apart(const TensorView& view, const char* name);
+// ValueError where `out`, which is written while `in` is read, shares memory with it.
+void check_disjoint(const TensorView& out, const char* name, const TensorView& in,
+                    const char* in_name);
 // ValueError unless row `row` of a request's tree sees itself and nothing after it. words:
 // kMaskWords of it. Returns how many ancestors it has.
 int check_mask_row(const std::uint32_t* words, int row, std::int64_t request);

@@ -201,5 +201,21 @@ TEST(what_is_no_measurement_is_ignored) {
   CHECK_THROWS(StepTimes(StepCost()), std::invalid_argument, "no points");
 }
 
+// A table that was remembered of a busy machine: what is the guess's again lies above the rows that
+// are served, and takes nothing off them.
+TEST(what_is_forgotten_does_not_pull_down_what_is_served) {
+  const std::vector<int> rows{1, 4, 16, 64};
+  StepTimes times(StepCost(rows, {10.0, 40.0, 100.0, 400.0}, 0.0, {}),
+                  StepCost(rows, {10.0, 14.0, 30.0, 100.0}, 0.0, {}));
+  for (int i = 0; i < 400; ++i) {
+    const bool drafts = i % 4 == 0;
+    times.observe(drafts ? 4 : 1, 1, 0.0, drafts ? 16.0 : 12.0);
+    if (i < 16) continue;
+    CHECK(close(times.cost()(1), 12.0, 1e-6));
+    CHECK(close(times.cost()(4), 16.0, 1e-6));
+  }
+  CHECK(times.cost()(16) < 40.0);  // and no longer 100's share
+}
+
 }  // namespace
 }  // namespace specdec

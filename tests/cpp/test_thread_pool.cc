@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/float_mode.h"
 #include "base/thread_pool.h"
 #include "check.h"
 
@@ -297,6 +298,47 @@ TEST(thread_pool_is_not_for_forked_children) {
   Phase phase(4);
   pool.run(4, [&](int piece, int rank) { phase.note(piece, rank); });
   CHECK(phase.complete());
+}
+
+// Whatever the caller's thread does to small numbers, and the thread that made the workers.
+TEST(all_pieces_are_computed_in_one_float_mode) {
+  const std::uint32_t before = float_mode(), flushing = default_float_mode() | 0x8040;
+  set_float_mode(flushing);
+  {
+    ThreadPool pool(3);
+    for (const int pieces : {1, 24}) {
+      std::vector<std::atomic<int>> modes(static_cast<std::size_t>(pieces));
+      pool.run(pieces, [&](int piece, int) {
+        modes[static_cast<std::size_t>(piece)] = static_cast<int>(float_mode());
+      });
+      for (const auto& mode : modes) CHECK_EQ(mode.load(), static_cast<int>(default_float_mode()));
+      CHECK_EQ(float_mode(), flushing == default_float_mode() ? default_float_mode() : flushing);
+    }
+  }
+  set_float_mode(before);
+}
+
+// A process that was forked while the pool was at work, and one that wants as many threads.
+TEST(a_forked_child_starts_threads_of_its_own) {
+  for (const int size : {2, 3}) {
+    ThreadPool pool(2);
+    std::atomic<int> children{0}, good{0};
+    pool.run(8, [&](int, int rank) {
+      if (rank != 0 || children.exchange(1) != 0) return;
+      const pid_t child = fork();
+      if (child == 0) {
+        alarm(30);  // a child that waits for the parent's threads would wait for ever
+        pool.resize(size);
+        std::atomic<int> done{0};
+        pool.run(16, [&](int, int) { ++done; });
+        _exit(done == 16 && pool.size() == size ? 0 : 1);
+      }
+      int status = -1;
+      waitpid(child, &status, 0);
+      good += WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    });
+    CHECK_EQ(good.load(), 1);
+  }
 }
 
 }  // namespace

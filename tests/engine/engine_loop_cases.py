@@ -75,6 +75,7 @@ def make_engine(
     with_tokenizer: bool = True,
     overlap_depth: int | None = None,
     max_seq_len: int = 256,
+    max_num_tokens: int = 128,
     **options: Any,
 ) -> EngineLoop:
     """options: more of the executor's keywords."""
@@ -96,7 +97,7 @@ def make_engine(
     if overlap_depth is not None:
         ahead = _core.Executor(
             vocab_size=VOCAB, max_batch_size=max_batch_size, max_seq_len=max_seq_len,
-            max_num_tokens=128, num_pages=num_pages, page_size=page_size,
+            max_num_tokens=max_num_tokens, num_pages=num_pages, page_size=page_size,
             overlap_depth=overlap_depth, check_integrity=True, **how,
         )  # fmt: skip
         forward = HostForward(model, ahead, page_size=page_size, num_pages=num_pages)
@@ -106,7 +107,7 @@ def make_engine(
         return OverlapLoop(pipeline, model, limits=limits, tokenizer=text)
     executor = _core.Executor(
         model.k_pages, model.v_pages, vocab_size=VOCAB, max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len, max_num_tokens=128, check_integrity=True,
+        max_seq_len=max_seq_len, max_num_tokens=max_num_tokens, check_integrity=True,
         adaptive=config.adaptive if config is not None else False, **how,
     )  # fmt: skip
     return EngineLoop(

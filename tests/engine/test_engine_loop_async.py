@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import threading
 import time
@@ -20,8 +21,10 @@ from engine_loop_cases import (
     text_of,
 )
 
+from specdec_ext.config.methods import UserDrafterConfig
 from specdec_ext.engine.background import AsyncRequest, BackgroundStepper
 from specdec_ext.engine.loop import EngineLoop
+from specdec_ext.engine.user_drafting import UserDrafting
 from specdec_ext.errors import RequestError
 from specdec_ext.request.sampling_params import SamplingParams
 
@@ -132,4 +135,81 @@ def test_many_threads_share_one_engine() -> None:
         thread.join()
     assert wrong == []
     assert engine.get_metrics()["generation_tokens"] == 6 * 5 * 20
+    assert_idle(engine)
+
+
+def test_a_request_is_registered_before_a_step_can_plan_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may step between submit()'s call of the executor and its return: what steps
+    ask of the request is there then, and nothing of one that the executor refuses."""
+    engine = make_engine()
+    submit, seen = engine.executor.submit, []
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(executor, name)
+
+        def submit(self, *arguments: Any, **options: Any) -> int:
+            seen.append(options["id"] in engine._states)
+            return int(submit(*arguments, **options))
+
+    executor = engine.executor
+    monkeypatch.setattr(engine, "executor", Watched())
+    params = SamplingParams(max_tokens=4)
+    states = [engine.submit(engine.resolve(prompt, params)) for prompt in PROMPTS[:3]]
+    assert seen == [True] * 3 and [state.rid for state in states] == [1, 2, 3]
+    with pytest.raises(RequestError, match="max_tokens"):
+        resolved = engine.resolve(PROMPTS[0], params)
+        resolved.submit_kwargs["max_tokens"] = 0
+        engine.submit(resolved)
+    assert set(engine._states) == {1, 2, 3}
+    engine.run(states)
+    for prompt, state in zip(PROMPTS, states, strict=False):
+        assert state.token_ids == FUNCTION.reference(prompt, 4)
+    assert_idle(engine)
+
+
+def test_ids_are_reserved_in_order() -> None:
+    executor = make_engine().executor
+    first, second = executor.reserve(), executor.reserve()
+    assert executor.submit([1, 2], max_tokens=1, id=second) == second
+    for wrong in (first, second, second + 1, -1):
+        with pytest.raises(ValueError, match=rf"id = {wrong}: expected one that reserve\(\) gave"):
+            executor.submit([1, 2], max_tokens=1, id=wrong)
+    assert executor.submit([1, 2], max_tokens=1) == second + 1
+
+
+def test_a_request_that_is_cancelled_while_its_text_is_read_costs_nobody_anything() -> None:
+    class Nothing:
+        def propose(self, history: list[int], budget: int) -> list[int]:
+            return []
+
+    config = UserDrafterConfig(Nothing())
+    engine = make_engine(
+        overlap_depth=1, method="proposed", proposed_by_host=True, adaptive=False
+    )  # fmt: skip
+    engine.limits = dataclasses.replace(engine.limits, speculative_config=config)
+    executor = engine.executor
+
+    class Racing:
+        victim = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(executor, name)
+
+        def decoding(self, rid: int) -> bool:
+            found = bool(executor.decoding(rid))
+            if found and rid == self.victim:  # another thread cancels the request here
+                self.victim = 0
+                engine.cancel(engine._states[rid])
+            return found
+
+    racing = Racing()
+    engine._drafting = UserDrafting(config, racing, vocab_size=VOCAB, max_seq_len=256)
+    params = SamplingParams(max_tokens=30)
+    states = [engine.submit(engine.resolve(prompt, params)) for prompt in PROMPTS[:3]]
+    racing.victim = states[1].rid
+    engine.run(states)
+    assert racing.victim == 0 and states[1].finish_reason == "cancelled"
+    for i in (0, 2):
+        assert states[i].token_ids == FUNCTION.reference(PROMPTS[i], 30)
     assert_idle(engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,6 +68,55 @@ def test_how_many_drafts_are_expected_to_be_right() -> None:
     assert executor.plan().num_rows == 4
     expected = 0.7 + 0.7 * 0.92 + 0.7 * 0.92**2
     assert executor.stats()["expected_accepted_tokens"] == pytest.approx(expected)
+
+
+def test_drafts_that_a_grammar_cuts_are_not_expected_to_be_right() -> None:
+    pages = torch.zeros(1, 64, 1, 16, 1)
+    executor = _core.Executor(
+        pages, pages.clone(), vocab_size=64, max_batch_size=2, max_seq_len=256, max_num_tokens=128,
+        method="suffix",
+    )  # fmt: skip
+    executor.set_step_cost([1, 128], [1.0, 1.0])  # rows are free
+    request = executor.submit([1, 2, 3] * 8, max_tokens=100, grammar=True)
+    for i in range(12):
+        executor.stage()
+        for tree in executor.draft():
+            kept = 1 if i < 6 else 3
+            executor.cut(request, [int(n < kept) for n in range(len(tree.tokens))])
+        plan = executor.build()
+        scores = torch.zeros(plan.num_logit_rows, 64)
+        scores[:, 60] = 1.0
+        executor.commit(plan, scores, masks={request: np.empty((0, 2), np.int32)})
+        stats = executor.stats()
+        if i == 5:
+            assert stats["grammar_cut"] > 0 and stats["expected_accepted_tokens"] == 0.0
+    assert stats["num_draft_tokens"] == 0 or stats["expected_accepted_tokens"] > 0.0
+
+
+def test_who_was_preempted_reads_no_prompt_beside_others() -> None:
+    """Rows beside prompts have their price, because prompts wait for them. Requests without pages
+    are no such prompts: their number changes no drafts of those that run."""
+    pages = torch.zeros(1, 30, 1, 4, 1)
+    drafts = {}
+    for count in (2, 6):
+        executor = _core.Executor(
+            pages, pages.clone(), vocab_size=64, max_batch_size=count, max_seq_len=88,
+            max_num_tokens=256, method="suffix", policy="max_utilization", check_integrity=True,
+        )  # fmt: skip
+        executor.set_step_cost([1, 2, 4, 8, 16, 256], [5.0, 6.0, 8.0, 12.0, 20.0, 260.0])
+        text = [i % 12 for i in range(89)]
+        for _ in range(count):
+            executor.submit(text[:24], max_tokens=60, ignore_eos=True)
+        seen: list[int] = []
+        while (plan := executor.plan()) is not None:
+            where = plan.positions[plan.logit_rows]
+            following = torch.tensor([text[int(p) + 1] for p in where], dtype=torch.int32)
+            executor.commit(plan, following)
+            if plan.num_prefill_rows == 0 and plan.num_requests == 2:
+                seen.append(plan.num_rows - 2)
+        drafts[count] = seen
+    assert max(drafts[2]) > 0
+    assert len(drafts[6]) > 3 and sum(drafts[6]) / len(drafts[6]) >= 1.0
 
 
 @pytest.mark.parametrize("first", [None, 0.0, 9.0])

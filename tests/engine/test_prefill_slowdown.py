@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from engine_loop_cases import FUNCTION, NGRAM, PROMPTS, assert_idle, make_engine
 
 from specdec_ext import _core
@@ -155,3 +157,37 @@ def test_who_is_not_alone_asks_for_the_times_of_steps() -> None:
         engine.run(states)
         assert len(asked) == wanted, (prompt, others)
         asked.clear()
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [{"prediction": [7, 8, 9, 10]}, {"grammar": True, "forced": [7]}, {"external_drafts": [7]}],
+    ids=lambda drafts: next(iter(drafts)),
+)
+def test_a_prompt_with_drafts_behind_it_is_held_to_the_limit_but_for_these(
+    drafts: dict[str, Any],
+) -> None:
+    pages = torch.zeros(1, 400, 1, 16, 1)
+    executor = _core.Executor(
+        pages, pages.clone(), vocab_size=64, max_batch_size=4, max_seq_len=4096,
+        max_num_tokens=2048, method="suffix", max_prefill_slowdown=4.0,
+    )  # fmt: skip
+    executor.set_step_cost([1, 2048], [9.0, 2056.0])  # T(rows) = 8 + rows
+
+    def step() -> Any:
+        plan = executor.plan()
+        ids = torch.full((plan.num_logit_rows,), 9, dtype=torch.int32)
+        scores = torch.nn.functional.one_hot(ids.long(), 64).float()
+        masks = {tree.request_id: np.empty((0, 2), np.int32) for tree in executor.choice_trees()}
+        executor.commit(plan, scores if plan.needs_logits else ids, masks=masks)
+        return plan
+
+    executor.submit([1, 2, 3], max_tokens=400, ignore_eos=True, speculative=False)
+    for _ in range(3):
+        step()
+    executor.submit([i % 50 for i in range(1900)], max_tokens=50, **drafts)
+    rows = []
+    while sum(rows) < 1900:
+        rows.append(step().num_prefill_rows)
+    # T(1 + rows) <= 4 T(1) = 36.
+    assert max(rows) == 27 and rows[:-1] == [27] * (len(rows) - 1)

@@ -358,3 +358,41 @@ def test_an_engine_without_pools_says_so() -> None:
     )
     with pytest.raises(ValueError, match=r"num_host_pages = 3 needs bind_host_pages\(\) first"):
         loop.executor.plan()
+
+
+@pytest.mark.parametrize("budget", [8, 128], ids=["in several steps", "in one step"])
+def test_a_prefix_that_is_lost_while_others_hold_it_is_read_again_in_front_of_what_came_back(
+    budget: int,
+) -> None:
+    """A request is swapped out without the blocks that another one holds; that one ends, and they
+    are forgotten. What was copied back lies behind the gap, however many steps that takes."""
+    for spare in (2, 3, 4, 5):
+        loop = engine(
+            28, 100, enable_block_reuse=True, max_batch_size=3, max_num_tokens=budget,
+        )  # fmt: skip
+        common = [i % 7 for i in range(32)]
+        prompts = [[*common, 1, 2, 3], [*common, 4, 5, 6], [5, 6, 8, 9, 10, 11][:spare]]
+        holder = submit(loop, prompts[1], 28)
+        moved = submit(loop, prompts[0], 28, priority=5)
+        other = submit(loop, prompts[2], 55, priority=1)
+        while not loop.executor.stats()["preempted"]:
+            assert loop.step()
+        loop.cancel(holder)
+        loop.reset_prefix_cache()
+        loop.run([moved, other])
+        stats = check_nothing_left_but_cached(loop)
+        assert stats["swapped_in"] == 1 and stats["recomputed_tokens"] == len(common)
+        assert moved.token_ids == FUNCTION.reference(prompts[0], 28)
+        assert other.token_ids == FUNCTION.reference(prompts[2], 55)
+        # Nor is anything wrong published.
+        prompt = [*prompts[0], *moved.token_ids[:20]]
+        later = submit(loop, prompt, 8)
+        loop.run([later])
+        assert later.token_ids == FUNCTION.reference(prompt, 8)
+
+
+def check_nothing_left_but_cached(loop: EngineLoop) -> dict[str, Any]:
+    stats = dict(loop.executor.stats())
+    assert (stats["running"], stats["waiting"], stats["preempted"]) == (0, 0, 0)
+    assert stats["host_free_pages"] == stats["host_total_pages"]
+    return stats

@@ -26,7 +26,7 @@ from method_cases import (
     texts_of,
 )
 
-from specdec_ext import LLM, SamplingParams, UnsupportedConfigError, _core
+from specdec_ext import LLM, SamplingParams, UnsupportedConfigError, UserDrafterConfig, _core
 from specdec_ext.parallel.team import Team
 from tensor_parallel import started_team
 from tiny_models import save_llama
@@ -119,6 +119,46 @@ def test_widths_and_uneven_groups(
             found[-1] += [np.array(texts_of(llm, SAMPLED))]
     for one, two in zip(*found, strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+class Guesses:
+    """Drafts the text that is known, behind a wrong one: accepted drafts move to other places."""
+
+    def __init__(self) -> None:
+        self.texts: dict[tuple[int, ...], list[int]] = {}
+
+    def propose(self, history: list[int], budget: int) -> Any:
+        text = next(t for p, t in self.texts.items() if tuple(history[: len(p)]) == p)
+        chain = text[len(history) : len(history) + 3]
+        return ([299, *chain], [-1, -1, *range(1, len(chain))]) if chain else None
+
+
+@pytest.mark.parametrize("kv", ["int8", "fp8", "float32"])
+def test_accepted_drafts_move_with_their_scales(team: Team, tmp_path: Path, kv: str) -> None:
+    save_llama(
+        tmp_path, 3, 300, hidden_size=288, intermediate_size=192, num_attention_heads=9,
+        num_key_value_heads=3,
+    )  # fmt: skip
+    prompts = [[1 + (7 * i * j) % 250 for i in range(40)] for j in range(1, 4)]
+    params = SamplingParams(
+        max_tokens=40, temperature=0, ignore_eos=True, return_generation_logits=True
+    )
+    common: dict[str, Any] = {
+        "device": "cpu", "max_batch_size": 3, "max_seq_len": 128, "dtype": "float32",
+        "kv_cache_config": {"dtype": kv},
+    }  # fmt: skip
+    guesses = Guesses()
+    with LLM(tmp_path, speculative_config=None, **common) as llm:
+        plain = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+    for prompt, output in zip(prompts, plain, strict=True):
+        guesses.texts[tuple(prompt)] = [*prompt, *output.token_ids]
+    config = UserDrafterConfig(guesses, 7, adaptive=False)
+    with LLM(tmp_path, tensor_parallel_size=2, speculative_config=config, **common) as llm:
+        found = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+        assert llm.get_metrics()["executor"]["num_accepted_tokens"] > 60
+    for one, two in zip(plain, found, strict=True):
+        assert one.token_ids == two.token_ids
+        np.testing.assert_array_equal(one.generation_logits, two.generation_logits)
 
 
 @methods(NETWORKS[:1])

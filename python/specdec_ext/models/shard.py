@@ -16,6 +16,7 @@ import numpy as np
 
 from .. import _core
 from ..errors import ConfigError, UnsupportedModelError
+from .block_config import BLOCKS
 from .native_config import NativeShape
 
 __all__ = ["Shard", "kv_heads_of_ranks", "take_columns"]
@@ -151,7 +152,7 @@ def take_columns(weight: Any, columns: slice, width: int, name: str) -> Any:
             return _core.Bfloat16Array(np.ascontiguousarray(weight.bits[:, columns]))
         return np.ascontiguousarray(weight[:, columns])
     blocks, format = weight
-    block = 256 if format.endswith("_k") else 32
+    block = BLOCKS[format][0]
     if columns.start % block or (columns.stop % block and columns.stop != width):
         raise UnsupportedModelError(
             f"{name}: numerics = 'fast' on several ranks splits its rows at column "

@@ -54,6 +54,7 @@ class Team:
                 CPU
     tensor_links  by device, what link_for() has made
     outlives    it serves one model after another, and ends with the process
+    threads_before  of this process, if they are fewer while other ranks run beside it; else 0
 
     Every method raises EngineError when a rank is lost; all that follow say the same.
     """
@@ -73,6 +74,7 @@ class Team:
         processes  of the other ranks, where rank 0 has started them
         """
         self.rank, self.size = rank, size
+        self.threads_before = 0
         self.outlives = outlives
         self.devices: tuple[str, ...] = ()
         self.tensor_links: dict[str, TensorLink] = {}
@@ -212,6 +214,9 @@ class Team:
                     process.wait(max(0.0, deadline - time.monotonic()))
         self._lost = self._lost or EngineError("the ranks have ended; make a new LLM")
         self.abort()
+        if self.threads_before:
+            _core.set_num_threads(self.threads_before)
+            self.threads_before = 0
 
     def abort(self) -> None:
         """End the processes that this one has started, whatever they do."""
@@ -334,8 +339,9 @@ def lead(size: int) -> Team:
     world = world_of()
     if world is not None:
         return join(world)
-    threads = min(_core.num_threads(), max(1, len(os.sched_getaffinity(0)) // size))
-    if threads != _core.num_threads():
+    before = _core.num_threads()
+    threads = min(before, max(1, len(os.sched_getaffinity(0)) // size))
+    if threads != before:
         _core.set_num_threads(threads)
     processes: list[Any] = []
     files = make_memory(size)
@@ -357,10 +363,13 @@ def lead(size: int) -> Team:
         has_ended=lambda rank: processes[rank - 1].poll() is not None,
     )
     try:
-        return Team(link.board, 0, size, lambda: link, processes)
+        team = Team(link.board, 0, size, lambda: link, processes)
     except BaseException:
         end_processes(processes)
+        _core.set_num_threads(before)
         raise
+    team.threads_before = before if before != threads else 0
+    return team
 
 
 def enter(rank: int, size: int, files: Sequence[int]) -> Team:

@@ -9,6 +9,12 @@ float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
 std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
 QuantBlock* as_quant(std::byte* p) { return reinterpret_cast<QuantBlock*>(p); }
 
+// A row of pairs ends in one that is half a number where n is odd: its other half has to be zero.
+// Rows of other widths lie in the same memory.
+void end_row(std::int64_t n, std::byte* out) {
+  if (n % 2 != 0) as_bf16(out)[n] = 0;
+}
+
 }  // namespace
 
 void convert_row(const RowOps& ops, InputForm form, const float* x, std::int64_t n,
@@ -20,6 +26,7 @@ void convert_row(const RowOps& ops, InputForm form, const float* x, std::int64_t
     case InputForm::kBF16:
     case InputForm::kE4M3:
       ops.f32_to_bf16(x, n, as_bf16(out));
+      end_row(n, out);
       round_row(ops, form, n, out);
       break;
     case InputForm::kQuant:
@@ -37,6 +44,7 @@ void norm_row(const RowOps& ops, InputForm form, const float* x, const float* we
     case InputForm::kBF16:
     case InputForm::kE4M3:
       ops.rms_norm_bf16(x, weight, n, eps, as_bf16(out));
+      end_row(n, out);
       round_row(ops, form, n, out);
       break;
     case InputForm::kQuant:
@@ -54,6 +62,7 @@ void activate_row(const RowOps& ops, InputForm form, bool silu, const float* gat
     case InputForm::kBF16:
     case InputForm::kE4M3:
       (silu ? ops.silu_mul_bf16 : ops.gelu_mul_bf16)(gate, up, n, as_bf16(out));
+      end_row(n, out);
       break;
     case InputForm::kQuant:
       (silu ? ops.silu_mul_quant : ops.gelu_mul_quant)(gate, up, n, as_quant(out));

@@ -1,5 +1,6 @@
 // LlamaDecoder: configuration, weights and buffers. What a step does is in llama_decoder.cc.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -119,6 +120,12 @@ LlamaDecoder::LlamaDecoder(DecoderConfig config) : config_(std::move(config)), o
                   ": must be a multiple of num_kv_heads = ", c.num_kv_heads);
   SPECDEC_REQUIRE(c.head_dim % 8 == 0 && c.head_dim <= 256, "decoder.head_dim = ", c.head_dim,
                   ": must be a multiple of 8, at most 256");
+  for (const auto& [name, cap] :
+       {std::pair<const char*, float>{"attention_softcap", c.attention_softcap},
+        {"final_softcap", c.final_softcap}}) {
+    SPECDEC_REQUIRE(std::isfinite(cap) && cap >= 0.0f, "decoder.", name, " = ", cap,
+                    ": give a positive number, or 0 for none");
+  }
   const auto layers = static_cast<std::size_t>(c.num_layers);
   SPECDEC_REQUIRE(c.rope_index.size() == layers, "decoder.rope_index has ", c.rope_index.size(),
                   " entries, needs one per layer: ", layers);
@@ -367,8 +374,12 @@ std::size_t LlamaDecoder::weight_bytes() const {
 
 bool LlamaDecoder::has_fast_forms() const {
   if (!config_.has_fast_forms) return false;
+  static const std::vector<PackedLinear> kNone;
   bool found = head_ != nullptr && head_->many_rows() > 0;
   for (const Layer& layer : layers_) {
+    for (const PackedLinear& part : layer.defined() ? layer.qkv->parts() : kNone) {
+      found = found || part.many_rows() > 0;
+    }
     for (const auto* linear : {&layer.o, &layer.gate, &layer.up, &layer.down}) {
       found = found || (*linear && (*linear)->many_rows() > 0);
     }

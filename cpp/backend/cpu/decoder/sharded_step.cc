@@ -15,6 +15,7 @@
 #include "backend/cpu/decoder/decoder_parts.h"
 #include "backend/cpu/decoder/llama_decoder.h"
 #include "base/check.h"
+#include "base/pages.h"
 #include "base/thread_pool.h"
 
 namespace specdec::cpu {
@@ -88,6 +89,8 @@ LlamaDecoder::Exchange LlamaDecoder::exchange_of(int part) {
 }
 
 std::int64_t LlamaDecoder::chunk_bytes(int part, std::int64_t rows) {
+  SPECDEC_REQUIRE(is_shard() && part >= 0 && part < num_parts(), "part ", part, ": parts are 0..",
+                  num_parts() - 1);
   if (config_.adds_partial_sums) {
     return rows * config_.hidden_size * static_cast<std::int64_t>(sizeof(float));
   }
@@ -155,6 +158,7 @@ void LlamaDecoder::give_chunk(int part, std::int64_t rows, std::byte* chunk) {
 
 void LlamaDecoder::move_kv(const std::int32_t* pairs, std::int64_t n) {
   const auto element = static_cast<std::int64_t>(dtype_bytes(cache_.dtype));
+  const std::int64_t bytes = kv_row_bytes(cache_.dtype, cache_.head_dim);  // with a scale, if any
   const std::int64_t places = std::int64_t{cache_.num_pages} * cache_.page_size;
   for (std::int64_t i = 0; i < 2 * n; ++i) {
     SPECDEC_REQUIRE(pairs[i] >= 0 && pairs[i] < places, "move_kv: place ", pairs[i],
@@ -173,7 +177,7 @@ void LlamaDecoder::move_kv(const std::int32_t* pairs, std::int64_t n) {
           for (void* pages : {cache_.k, cache_.v}) {
             std::byte* base = static_cast<std::byte*>(pages) + head * element;
             std::memcpy(base + offset(pairs[2 * i + 1]) * element,
-                        base + offset(pairs[2 * i]) * element, cache_.head_dim * element);
+                        base + offset(pairs[2 * i]) * element, bytes);
           }
         }
       }

@@ -10,6 +10,7 @@
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/step_check.h"
 #include "base/check.h"
+#include "base/pages.h"
 
 namespace specdec::cpu {
 namespace {
@@ -99,7 +100,8 @@ float* EagleHead::feature_at(const StepView& step, std::int32_t request,
 void EagleHead::clear(const StepView& step, std::int32_t request, std::int64_t first,
                       std::int64_t last) {
   const std::int32_t* pages = step.page_table + std::int64_t{request} * step.page_table_stride;
-  const auto bytes = static_cast<std::int64_t>(dtype_bytes(cache_.dtype));
+  const auto element = static_cast<std::int64_t>(dtype_bytes(cache_.dtype));
+  const auto bytes = static_cast<std::size_t>(kv_row_bytes(cache_.dtype, cache_.head_dim));
   for (std::int64_t position = first; position <= last; ++position) {
     const std::int64_t index = position / cache_.page_size;
     // What follows the step may have no page yet.
@@ -110,8 +112,8 @@ void EagleHead::clear(const StepView& step, std::int32_t request, std::int64_t f
         pages[index] * cache_.stride_page + position % cache_.page_size * cache_.stride_token;
     for (std::int32_t head = 0; head < cache_.num_kv_heads; ++head) {
       for (void* pool : {cache_.k, cache_.v}) {
-        std::memset(static_cast<std::byte*>(pool) + (place + head * cache_.stride_head) * bytes, 0,
-                    static_cast<std::size_t>(cache_.head_dim * bytes));
+        std::memset(static_cast<std::byte*>(pool) + (place + head * cache_.stride_head) * element,
+                    0, bytes);
       }
     }
   }
