@@ -17,7 +17,7 @@ from gguf_files import write_gguf
 from model.redrafter_cases import random_drafter
 from specdec_ext import LLM, SamplingParams, UserDrafterConfig
 
-FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
+FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 HIDDEN = 256
 TOKENS = 40
 DRAFTERS = ("lookahead", "ngram", "medusa", "redrafter", "draft_target", "user")

@@ -53,7 +53,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Any:
 
 @EMULATED
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"])
 def test_a_gguf_file_scores_as_its_weights_in_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, format: str, tied: bool
 ) -> None:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"])
+@pytest.fixture(params=["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"])
 def file(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     return write_gguf(folder, tmp_path / "m.gguf", request.param, tokenizer=False)
 

@@ -23,7 +23,7 @@ from specdec_ext.models.host_arrays import as_torch
 from specdec_ext.text.tokenizer import load_tokenizer
 from tiny_models import save_tiny
 
-FORMATS = ("q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k")
+FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 SIX = [*["sliding_attention"] * 5, "full_attention"]
 # Our architecture -> a family of the zoo, and what of it a GGUF file can say.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
