@@ -206,6 +206,33 @@ RECURSIVE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": [
         ({"regex": r"[^\s\S]"}, "allows no text"),
         ({"grammar": "start: nothing"}, "cannot be compiled"),
         ({"grammar": "root ::= ("}, "cannot be compiled"),
+        ({"json": {"type": 5}}, "type must be a string"),
+        ({"json": {"type": ["object", 5], "properties": {}}}, "cannot be compiled"),
+        ({"json": {"type": "object", "properties": {"a": {}}, "required": [["a"]]}}, "required"),
+        (
+            {"json": {"type": "object", "additionalProperties": {"$ref": "#"}, "required": ["a"]}},
+            "requires itself without end",
+        ),
+        (
+            {
+                "json": {
+                    "type": "object",
+                    "patternProperties": {"^a": {"$ref": "#"}},
+                    "additionalProperties": False,
+                    "minProperties": 1,
+                }
+            },
+            "requires itself without end",
+        ),
+        (
+            {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(700)}}},
+            "too large or too ambiguous",
+        ),
+        ({"grammar": 'start: "a" start'}, "too large or too ambiguous"),
+        (
+            {"grammar": "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(501))},
+            "has 502 rules in GBNF, limit 500",
+        ),
     ],
 )
 def test_what_cannot_be_held_is_refused(engine: LLM, form: Any, match: str) -> None:
@@ -258,6 +285,25 @@ def test_a_grammar_that_fails_ends_its_request_alone(
         assert list(again.outputs[0].token_ids) == plain["json", False][1]
         assert made[2].grammar is not made[0].grammar
         check(llm)
+
+
+def chain_of_references(length: int) -> dict[str, Any]:
+    links = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{length}": {"type": "integer"}}}
+
+
+def test_deep_forms_need_no_deep_stack_of_the_caller(engine: LLM) -> None:
+    """A stack that overflows would end the process."""
+    rules = "".join(f"a{i}: a{i + 1}\n" for i in range(10_000))
+    forms: list[dict[str, Any]] = [
+        {"json": chain_of_references(6000)},
+        {"grammar": f'start: a0\n{rules}a10000: "a"\n'},
+        {"choice": [f"t{i}" for i in range(6000)]},
+    ]
+    for form in forms:
+        params = SamplingParams(max_tokens=4, structured_outputs=form)
+        [output] = engine.generate([PROMPTS[0]], params, use_tqdm=False)
+        assert output.outputs[0].error is None
 
 
 def test_needs(folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +381,10 @@ def test_shapes_of_one_constraint() -> None:
     ]
     constraints = {SamplingParams(structured_outputs=form).structured_outputs for form in forms}
     assert len(constraints) == 1
+    anything = {
+        SamplingParams(structured_outputs={"json": x}).structured_outputs for x in (True, {})
+    }
+    assert len(anything) == 1
     for nothing in (None, {}, {"type": "text"}, {"json": None}):
         assert SamplingParams(structured_outputs=nothing).structured_outputs is None
     by_name = SamplingParams.from_dict({"guided_decoding": {"json": schema}})
