@@ -62,12 +62,25 @@ class Server:
         return response.status, content
 
     def complete(self, ids: list[int], max_tokens: int) -> list[int]:
+        return [int(i) for i in self._answer(ids, max_tokens)["tokens"]]
+
+    def scored(self, ids: list[int], max_tokens: int, best: int) -> list[dict[int, float]]:
+        """Of each token of the answer the `best` ones at its place and their log-probabilities, the
+        token itself first."""
+        places = self._answer(ids, max_tokens, n_probs=best)["completion_probabilities"]
+        return [
+            {int(place["id"]): float(place["logprob"])}
+            | {int(x["id"]): float(x["logprob"]) for x in place["top_logprobs"]}
+            for place in places
+        ]
+
+    def _answer(self, ids: list[int], max_tokens: int, **more: Any) -> Any:
         body = {"prompt": ids, "n_predict": max_tokens, "temperature": 0, "return_tokens": True,
-                "cache_prompt": False}  # fmt: skip
+                "cache_prompt": False, **more}  # fmt: skip
         status, answer = self._ask("POST", "/completion", body)
         if status != 200:
             raise RuntimeError(f"llama-server: {answer}")
-        return [int(i) for i in answer["tokens"]]
+        return answer
 
     def close(self) -> None:
         self.process.terminate()
