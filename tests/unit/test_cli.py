@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -299,6 +300,72 @@ def test_colors_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", "1")
         assert not use_color("auto", stream)
         assert use_color("always", stream)
+
+
+TREE = ["tree", "--medusa-choices", "{0,0},{1}", "--output"]
+
+
+def test_a_file_is_replaced_whole_and_beside_it_nothing(tmp_path: Path) -> None:
+    """Links stay links, permissions stay, and a file of the user's beside it is not touched."""
+    real, link, beside = tmp_path / "real", tmp_path / "link", tmp_path / "real.new"
+    link.symlink_to(real)
+    beside.write_text("mine")
+    for mode in (None, 0o604):
+        if mode is not None:
+            real.chmod(mode)
+        mask = os.umask(0o027)
+        try:
+            assert main([*TREE, str(link)]) == 0
+        finally:
+            os.umask(mask)
+        assert json.loads(real.read_text())["medusa_choices"] == [[0], [1], [0, 0]]
+        assert real.stat().st_mode & 0o777 == (0o640 if mode is None else mode)
+    assert link.is_symlink() and beside.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["link", "real", "real.new"]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main([*TREE, str(pipe)]) == 0
+        assert json.loads(os.read(reader, 1 << 16))["medusa_choices"]
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("old")
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert main([*TREE, str(kept)]) == 2
+    assert "cannot be written: No space left" in capsys.readouterr().err
+    assert kept.read_text() == "old" and os.listdir(tmp_path) == ["kept"]
+
+
+def test_outputs_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    circle, rates, same = tmp_path / "circle", tmp_path / "rates.json", tmp_path / "same.svg"
+    circle.symlink_to(circle)
+    rates.write_text("[[0.5]]")
+    command = ["tree", "--rates", str(rates), "--output"]
+    for more, words in (
+        ([str(circle)], "cannot be written"),
+        ([str(rates)], "a file that the command reads; give another"),
+        ([str(same), "--draw", str(same)], "--output and --draw both name .*; give two files"),
+        ([str(tmp_path / "no" / "x")], "no such folder"),
+        ([str(tmp_path)], "is a folder"),
+    ):
+        assert main([*command, *more]) == 2
+        assert re.search(words, capsys.readouterr().err)
+    assert rates.read_text() == "[[0.5]]" and circle.is_symlink() and not same.exists()
 
 
 def test_sizes() -> None:
