@@ -13,9 +13,27 @@ from typing import Any
 
 import pytest
 
+from specdec_ext import (
+    DraftTargetDecodingConfig,
+    Eagle3DecodingConfig,
+    KvCacheConfig,
+    ReDrafterDecodingConfig,
+    SchedulerConfig,
+    SuffixDecodingConfig,
+)
 from specdec_ext.cli import main
 from specdec_ext.cli.common import human_bytes, normalize_argv, use_color
 from specdec_ext.cli.prompts import read_prompts
+from specdec_ext.config.acceptance import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
+from specdec_ext.serve.settings import ServerSettings
+from specdec_ext.training.collect import CollectConfig
+from specdec_ext.training.options import (
+    DEFAULT_NEURONS,
+    DEFAULT_PROMPTS,
+    DEFAULT_VOCAB,
+    TrainOptions,
+    default_settings,
+)
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "yaml", "rich", "specdec_ext._core")
 
@@ -221,6 +239,53 @@ def test_env_shows_cuda_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cuda ")]
     assert "compiled: " in line and "{" not in line
+
+
+def test_help_shows_the_numbers_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """Defaults of configurations, where a help text was written by hand beside them."""
+    wanted: dict[str, dict[str, object]] = {
+        "generate": {
+            "--suffix": SuffixDecodingConfig().max_draft_len,
+            "--max-draft-len": DraftTargetDecodingConfig(model="m").max_draft_len,
+            "--redrafter-num-beams": ReDrafterDecodingConfig().num_beams,
+            "--redrafter-draft-len-per-beam": ReDrafterDecodingConfig().draft_len_per_beam,
+            "--eagle3-top-k": Eagle3DecodingConfig().top_k,
+            "--eagle3-max-draft-depth": Eagle3DecodingConfig().max_draft_depth,
+            "--max-batch-size": SchedulerConfig().max_batch_size,
+            "--max-prefill-slowdown": 4,
+            "--tokens-per-block": KvCacheConfig().tokens_per_block,
+            "--posterior-threshold": POSTERIOR_THRESHOLD,
+            "--posterior-alpha": POSTERIOR_ALPHA,
+        },
+        "serve": {
+            "--request-seconds": f"{ServerSettings.request_seconds:g}",
+            "--body-seconds": f"{ServerSettings.body_seconds:g}",
+            "--send-seconds": f"{ServerSettings.send_seconds:g}",
+            "--drain-seconds": f"{ServerSettings.drain_seconds:g}",
+            "--max-body-bytes": f"{ServerSettings.max_body_bytes >> 20} MiB",
+        },
+        "train-medusa": {
+            "--max-new-tokens": CollectConfig().max_new_tokens,
+            "--max-prompt-len": CollectConfig().max_prompt_len,
+            "--collect-batch": CollectConfig().batch_size,
+            "--num-prompts": DEFAULT_PROMPTS,
+            "--draft-vocab-size": DEFAULT_VOCAB,
+            "--intermediate-size": DEFAULT_NEURONS,
+            "--num-heads": TrainOptions.num_heads,
+            "--num-layers": TrainOptions.num_layers,
+            "--draft-len": TrainOptions.draft_len,
+            "--measure-prompts": TrainOptions.measure_prompts,
+            "--measure-tokens": TrainOptions.measure_tokens,
+            "--batch-texts": default_settings("medusa").batch_texts,
+            "--accumulation": default_settings("medusa").accumulation,
+        },
+    }
+    for command, numbers in wanted.items():
+        assert main([command, "--help"]) == 0
+        text = " ".join(capsys.readouterr().out.partition("options:")[2].split())
+        for flag, number in numbers.items():
+            said = re.search(rf" {flag}[ ,].*?\(default: ([^,;)]*)", text)
+            assert said is not None and said[1] == str(number), (flag, number, said and said[1])
 
 
 def test_help_shows_what_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
