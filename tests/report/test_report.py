@@ -186,6 +186,13 @@ def test_refusals_of_the_command(
     assert "pip install 'specdec_ext[plots]'" in capsys.readouterr().err
 
 
+def test_a_result_that_an_editor_has_marked(tmp_path: Path) -> None:
+    path = file_of("sweep", tmp_path)
+    figures = len(read_result(path).figures)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(read_result(path).figures) == figures
+
+
 def test_pictures(tmp_path: Path, capsys: Capture) -> None:
     source = str(file_of("acceptance", tmp_path))
     assert main(["report", source, "--pictures", str(tmp_path / "p")]) == 0

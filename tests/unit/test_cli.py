@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import logging
 import os
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from specdec_ext import (
+    ConfigError,
     DraftTargetDecodingConfig,
     Eagle3DecodingConfig,
     KvCacheConfig,
@@ -22,10 +25,17 @@ from specdec_ext import (
     SuffixDecodingConfig,
 )
 from specdec_ext.cli import main
+from specdec_ext.cli.chat import _lines
 from specdec_ext.cli.common import human_bytes, normalize_argv, use_color
+from specdec_ext.cli.form import structured_outputs
 from specdec_ext.cli.prompts import read_prompts
+from specdec_ext.cli.tune import read_cost
 from specdec_ext.config.acceptance import POSTERIOR_ALPHA, POSTERIOR_THRESHOLD
+from specdec_ext.config.medusa_choices import parse_choices, published_trees
+from specdec_ext.config.medusa_tuner import read_rates
+from specdec_ext.config.read_text import read_text
 from specdec_ext.serve.settings import ServerSettings
+from specdec_ext.text.chat_template import _choose
 from specdec_ext.training.collect import CollectConfig
 from specdec_ext.training.options import (
     DEFAULT_NEURONS,
@@ -34,6 +44,8 @@ from specdec_ext.training.options import (
     TrainOptions,
     default_settings,
 )
+from specdec_ext.training.overlap import read_texts
+from specdec_ext.workflow.articles import _rows
 
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "yaml", "rich", "specdec_ext._core")
 
@@ -301,8 +313,6 @@ def test_help_shows_what_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def prompts(tmp_path: Path, name: str, text: str) -> list[Any]:
-    import argparse
-
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     return read_prompts(
@@ -331,6 +341,54 @@ def test_prompt_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             prompts(tmp_path, "bad.json", text)
         assert done.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_part_of_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def marked(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        return str(tmp_path / name)
+
+    assert prompts(tmp_path, "p.txt", "\ufeffone\ntwo\n") == ["one", "two"]
+    assert prompts(tmp_path, "p.jsonl", '\ufeff"one"\n') == ["one"]
+    assert prompts(tmp_path, "p.json", '\ufeff["one"]') == ["one"]
+    for name, wanted in ((None, ["one\ntwo"]), ("-", ["one", "two"])):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffone\ntwo\n"))
+        args = argparse.Namespace(input_text=None, input_file=name, command="generate")
+        assert read_prompts(args) == wanted
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffone\ntwo\n"))
+    assert list(_lines()) == ["one", "two"]
+    form = argparse.Namespace(json_schema=marked("s.json", "{}"), command="generate")
+    assert structured_outputs(form) == {"json": "{}"}
+    assert read_text(marked("c.json", '{"method": "ngram"}')) == {"method": "ngram"}
+    assert read_text(marked("c.yaml", "method: ngram")) == {"method": "ngram"}
+    assert read_rates(marked("rates.json", "[[0.5]]")) == ((0.5,),)
+    assert read_cost(marked("cost.json", '{"1": 1, "8": 2}')) == {1: 1.0, 8: 2.0}
+    tree = parse_choices(marked("tree.txt", "mc_sim_7b_63"), "tree", ConfigError)
+    assert tree == published_trees()["mc_sim_7b_63"]
+    assert _choose(None, marked("own.jinja", "{{ messages }}")) == "{{ messages }}"
+    assert list(read_texts(marked("e.json", '["one"]'))) == ["one"]
+    rows = _rows(Path(marked("articles.jsonl", '{"article": "a"}\n')), 9)
+    assert [row for _, row in rows] == [{"article": "a"}]
+
+
+def test_a_line_of_json_ends_where_the_line_does(tmp_path: Path) -> None:
+    """Other separators than a newline may stand in a JSON text as they are."""
+    text = "one\u2028two\x85three"
+    line = json.dumps(text, ensure_ascii=False)
+    assert prompts(tmp_path, "p.jsonl", f"{line}\n{line}\r\n") == [text, text]
+    (tmp_path / "e.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert list(read_texts(tmp_path / "e.jsonl")) == [text]
+
+
+def test_stdin_that_is_no_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    with pytest.raises(SystemExit):
+        read_prompts(argparse.Namespace(input_text=None, input_file="-", command="generate"))
+    assert "stdin cannot be read: 'utf-8' codec" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "level"), [

@@ -11,6 +11,7 @@ from ..config.validate import check_float, check_int
 from ..errors import ConfigError, SpecdecError
 from ..extras import require
 from .common import add_llm_arguments, make_llm, refuse_engine_options, usage_error, use_color
+from .prompts import MARK
 
 __all__ = ["add_arguments", "run"]
 
@@ -275,8 +276,8 @@ class _Chat:
 
 def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.rstrip("\n")
+        for i, line in enumerate(sys.stdin):
+            yield (line if i else line.removeprefix(MARK)).rstrip("\n")
         return
     require("prompt_toolkit", "a conversation (one question as an argument does not)")
     from prompt_toolkit import PromptSession

@@ -148,7 +148,7 @@ def read_cost(path: str) -> dict[int, float]:
     from ..errors import ConfigError
 
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
         pairs = {int(rows): seconds for rows, seconds in content.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(

@@ -68,7 +68,7 @@ def read_text(text: str) -> object:
                         f"{source} has {path.stat().st_size} bytes, limit {MAX_TEXT_CHARS}; "
                         "is it a configuration?"
                     )
-                stripped = path.read_text(encoding="utf-8").strip()
+                stripped = path.read_text(encoding="utf-8-sig").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(
                     f"{source} cannot be read ({error}); give the path of a UTF-8 YAML or JSON file"
