@@ -78,6 +78,7 @@ def main() -> None:
                 text = "\n".join((root / file).read_text() for file in TEXTS)
                 prompt = [int(i) for i in llm.tokenizer.encode(text)[: args.prompt]]
                 found = measure(llm, prompt, args.tokens - len(prompt))
+                width = common.width_of(llm.model)
             texts.append(found.pop("text"))
             found["equal_to_plain"] = texts[-1] == texts[0]
             row = {"pages": name, "method": "plain" if method is None else "ngram", **found}
@@ -99,7 +100,8 @@ def main() -> None:
     print(f"load {common.load_average()}")
     print(table)
     if args.write:
-        about = {"environment": common.environment(args.threads), "arguments": vars(args)}
+        about = {"environment": common.environment(args.threads), "arguments": vars(args),
+                 "dtype": width}  # fmt: skip
         print(common.write_result("attention_windows", {**about, "rows": results}, [table]))
 
 

@@ -221,9 +221,10 @@ def main() -> int:
     rounds, most = (1, 64) if args.quick else (args.rounds, MAX_TOKENS)
     for llm in engines.values():  # warm: pages, T(rows)
         run(llm, edits[0], "own", True, 16)
+    one, *_ = engines.values()
     settings = {
         "cases": digest(edits), "rounds": rounds, "tokens": most, "threads": args.threads,
-        "width": args.dtype or "q4_1",
+        "width": common.width_of(one.model),
     }  # fmt: skip
     parts = Parts("code_edits", settings, args.minutes)
     found = measure(engines, {i: edits[i] for i in chosen}, rounds, most, parts)
@@ -239,8 +240,8 @@ def main() -> int:
     )
     print("\n\n".join(tables))
     if not args.quick and not args.cases and len(cases) == len(edits):
-        for one in (run for case in cases for runs in case["programs"].values() for run in runs):
-            one["tokens"] = len(one["tokens"])  # they were compared
+        for times in (run for case in cases for runs in case["programs"].values() for run in runs):
+            times["tokens"] = len(times["tokens"])  # they were compared
         result = {
             "benchmark": "code_edits", "environment": environment, "cases_sha256": digest(edits),
             "width": settings["width"], "summary": summary, "cases": cases,

@@ -93,6 +93,12 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
+def width_of(model: Any) -> str:
+    """Returns the width of a loaded model's weights, for example "bfloat16" or "q4_1": which file
+    is the default depends on what is installed, so every result file names it, as "dtype"."""
+    return str(model.info.dtype).removeprefix("torch.")
+
+
 def set_threads(threads: int) -> None:
     """Gives torch and this package's kernels the same number of threads."""
     import specdec_ext

@@ -43,8 +43,10 @@ def measure(method: str, format: str | None, args: argparse.Namespace) -> dict[s
         ]
         found[name] = sum(run.decoded for run in runs) / sum(run.passes for run in runs)
     metrics = program.llm.get_metrics()
+    width = common.width_of(program.llm.model)
     program.close()
     return {
+        "dtype": width,
         "tokens_per_pass": found,
         "drafting_s": metrics["drafter"]["seconds"],
         "steps_s": metrics["time"]["step_s"],

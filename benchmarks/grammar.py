@@ -181,7 +181,8 @@ def main() -> int:
     print("\n\n".join(tables))
     if not args.quick:
         result = {
-            "benchmark": "grammar", "environment": environment, "results": results,
+            "benchmark": "grammar", "environment": environment,
+            "dtype": common.width_of(engines["plain"].model), "results": results,
             "mask_ms_by_nodes": per_step, f"mask_ms_chain_of_{NODES}": chains,
         }  # fmt: skip
         common.write_result("grammar", result, tables)

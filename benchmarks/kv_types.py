@@ -147,7 +147,8 @@ def main() -> None:
     print(f"{models['auto'].info.dtype} weights, load {common.load_average()}")
     print(table)
     if args.write:
-        about = {"environment": common.environment(args.threads), "arguments": vars(args)}
+        about = {"environment": common.environment(args.threads), "arguments": vars(args),
+                 "dtype": common.width_of(models["auto"])}  # fmt: skip
         print(common.write_result("kv_types", {**about, "rows": rows_of}, [table]))
 
 

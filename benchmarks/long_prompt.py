@@ -79,6 +79,7 @@ def main() -> None:
             with LLM(
                 speculative_config=None, scheduler_config=scheduler, kv_cache_config=pages
             ) as llm:
+                width = common.width_of(llm.model)
                 runs[name].append(measure(llm, args.decoding, args.prompt_len))
     rows = []
     for name, found in runs.items():
@@ -93,7 +94,8 @@ def main() -> None:
     table = common.markdown(header, cells)
     print(table)
     if args.write:
-        about = {"environment": common.environment(_core.num_threads()), "arguments": vars(args)}
+        about = {"environment": common.environment(_core.num_threads()), "arguments": vars(args),
+                 "dtype": width}  # fmt: skip
         print(common.write_result("long_prompt", {**about, "rows": rows}, [table]))
 
 

@@ -112,12 +112,14 @@ def main() -> int:
     results = []
     for vocab in VOCABS:
         scores = rows_of_scores(vocab)
+        width = str(scores.dtype).removeprefix("torch.")
         for name, law in LAWS.items():
             us, torch_us = (least_us(how(scores, law), calls) for how in (ours, torchs))
             results.append({"vocab": vocab, "law": name, "us": us, "torch_us": torch_us})
     result = {
         "benchmark": "sampling_rows",
         "environment": environment,
+        "dtype": width,
         "rows": ROWS,
         "results": results,
     }

@@ -258,12 +258,15 @@ def main() -> None:
         json.dump(clients(args.client, args.streams[0], args.tokens), sys.stdout)
         return
     common.set_threads(args.threads)
-    about = {"environment": common.environment(_core.num_threads()), "arguments": vars(args)}
+    about: dict[str, Any] = {
+        "environment": common.environment(_core.num_threads()), "arguments": vars(args),
+    }  # fmt: skip
     with LLM(
         speculative_config="auto" if args.speculate else None,
         kv_cache_config={"enable_block_reuse": True},
         scheduler_config={"max_batch_size": max(args.streams)},
     ) as llm:
+        about["dtype"] = common.width_of(llm.model)
         settings = ServerSettings(served_model_names=["default"], request_seconds=3600.0)
         with ThreadServer(create_app(llm, settings)) as server:
             rows = [

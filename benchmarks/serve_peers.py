@@ -133,6 +133,8 @@ def measure(
                 for row in found["rows"]:
                     row["server"] = names[row["server"]]
                     del row["ttfts_ms"], row["tpots_ms"]
+                with urllib.request.urlopen(ours + "/v1/models") as card:
+                    found["dtype"] = json.load(card)["data"][0]["dtype"]
                 parts.put(str(count), found)
     return [found for count in args.concurrency if (found := parts.get(str(count))) is not None]
 
@@ -170,8 +172,10 @@ def main() -> None:
     parts = Parts("serve_peers", {**settings, "batch": max(args.concurrency), "sides": sides},
                   args.minutes)  # fmt: skip
     about: dict[str, Any] = {"environment": common.environment(args.threads),
-                             "llama_server": llama_version() if LLAMA in sides else None,
-                             "arguments": vars(args)}  # fmt: skip
+                             "llama_server": None, "arguments": vars(args)}  # fmt: skip
+    if LLAMA in sides:
+        about["llama_server"] = llama_version()
+        about["llama_model"] = Path(str(find_default_gguf())).name
     with tempfile.TemporaryDirectory() as folder:
         reports = measure(args, Path(folder), parts, sides)
     rows = [row for report in reports for row in report["rows"]]
@@ -187,8 +191,9 @@ def main() -> None:
               "the same command goes on")  # fmt: skip
     elif args.write:
         workload = {**reports[0]["workload"], "concurrency": args.concurrency}
-        result = {"benchmark": "serve_peers", **about, "tool": reports[0]["tool"],
-                  "workload": workload, "failed_requests": failed, "rows": rows}  # fmt: skip
+        result = {"benchmark": "serve_peers", **about, "dtype": reports[0]["dtype"],
+                  "tool": reports[0]["tool"], "workload": workload, "failed_requests": failed,
+                  "rows": rows}  # fmt: skip
         print(common.write_result("serve_peers", result, [serve_tables.peers(rows)]))
 
 

@@ -50,6 +50,7 @@ llm.generate({prompt!r}, SamplingParams(max_tokens=1), use_tqdm=False)
 first = now()
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(json.dumps({{
+    "dtype": llm.model.info.dtype,
     "python": begun, "import": imported, "ready": ready, "first_token": first,
     "processor": time.process_time(),
     "rss_mb": int(status["VmRSS"].split()[0]) / 1024,
@@ -101,7 +102,7 @@ def measure(rounds: int) -> dict[str, dict[str, Any]]:
 
 def _median(found: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        key: value if isinstance(value, list) else statistics.median(run[key] for run in found)
+        key: value if isinstance(value, (list, str)) else statistics.median(r[key] for r in found)
         for key, value in found[0].items()
     }
 

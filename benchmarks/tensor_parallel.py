@@ -101,7 +101,7 @@ def main() -> None:
                 LLM(tensor_parallel_size=args.ranks, numerics=mode, **settings)
             )
             step_times(spread[mode], 8)
-        layers = one.model.num_layers
+        layers, width = one.model.num_layers, common.width_of(one.model)
         for _ in range(args.rounds):
             for name, threads in ((alone, args.ranks), (names[1], 1)):
                 _core.set_num_threads(threads)
@@ -148,7 +148,8 @@ def main() -> None:
     table = common.markdown(header, cells)
     print(f"{gathers} gathers in a step\n{table}")
     if args.write:
-        about = {"environment": common.environment(1), "arguments": vars(args), "gathers": gathers}
+        about = {"environment": common.environment(1), "arguments": vars(args), "dtype": width,
+                 "gathers": gathers}  # fmt: skip
         print(common.write_result("tensor_parallel", {**about, "rows": rows}, [table]))
 
 

@@ -173,10 +173,24 @@ def test_refusals_of_the_command(
     assert not page.exists()
     (tmp_path / "file").write_text("")
     assert main(["report", good, "-o", str(tmp_path / "file" / "page.html")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
+    nowhere = tmp_path / "nowhere" / "deep"
+    for where in (["-o", str(nowhere / "page.html")], ["--pictures", str(nowhere)],
+                  ["--pictures", str(tmp_path / "file")], ["-o", good]):  # fmt: skip
+        assert main(["report", good, *where]) == 2, where
+        words = capsys.readouterr().err
+        assert re.search("no such folder .*make it first|is no folder|command reads", words), words
+    assert not nowhere.parent.exists() and json.loads(Path(good).read_text())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["report", good, "-o", str(page)]) == 4
     assert "pip install 'specdec_ext[plots]'" in capsys.readouterr().err
+
+
+def test_a_result_that_an_editor_has_marked(tmp_path: Path) -> None:
+    path = file_of("sweep", tmp_path)
+    figures = len(read_result(path).figures)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(read_result(path).figures) == figures
 
 
 def test_pictures(tmp_path: Path, capsys: Capture) -> None:

@@ -158,6 +158,16 @@ def test_refusals(arguments: list[str], code: int, words: str, capsys: Capture) 
     assert words in capsys.readouterr().err
 
 
+def test_where_it_goes_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("specdec_ext.cli.trace.make_llm", pytest.fail)
+    for flag in ("--html", "--svg", "--output-json"):
+        target = tmp_path / "nowhere" / "x"
+        assert main(["trace", "--input-text", "x", flag, str(target)]) == 2
+        assert f"{flag} '{target}': no such folder" in capsys.readouterr().err
+
+
 def test_two_prompts_are_refused(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "two.txt").write_text("a\nb\n")
     assert main(["trace", "--input-file", str(tmp_path / "two.txt")]) == 2

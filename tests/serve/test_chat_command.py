@@ -14,7 +14,7 @@ from servers import LiveServer, all_returned
 
 from specdec_ext import LLM, SamplingParams
 from specdec_ext.cli import main
-from specdec_ext.cli.chat import _Local, _Remote
+from specdec_ext.cli.chat import DEFAULT_MAX_TOKENS, _Local, _Remote
 
 QUESTION = "abcabcabcabc"
 LOCAL = ["--prompt-lookup-config", "[4,2]", "--no-adaptive"]
@@ -72,6 +72,18 @@ def test_a_conversation(
     assert "(cut: the answer reached --max-tokens" in told
 
 
+def test_an_answer_has_what_a_server_has_room_for(
+    llm: LLM, where: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --max-tokens: the default may be more than a short context has room for."""
+    room = llm.memory.max_seq_len - len(llm.prompts.read_chat([
+        {"role": "user", "content": QUESTION}
+    ])[1])  # fmt: skip
+    assert room < DEFAULT_MAX_TOKENS
+    assert main(["chat", QUESTION, *where]) == 0
+    assert capsys.readouterr().out == shown_as(answer(llm, QUESTION, tokens=room))
+
+
 @pytest.mark.parametrize("kind", ["local", "remote"])
 def test_ctrl_c_ends_the_answer_and_nothing_else(
     llm: LLM, live: LiveServer, tiny_path: Path, capsys: pytest.CaptureFixture[str],
@@ -111,6 +123,8 @@ def test_mistakes(
     assert "127.0.0.1:9" in capsys.readouterr().err
     assert main(["chat", "x" * 600, "--url", live.url]) == 1
     assert "max_seq_len" in capsys.readouterr().err
+    assert main(["chat", "x", "--url", live.url.partition("://")[2]]) == 4
+    assert "is no address of a server; give one such as http://" in capsys.readouterr().err
     # In a conversation a refused question is told, and not kept.
     monkeypatch.setattr("sys.stdin", io.StringIO("x" * 600 + "\nhi\n"))
     assert main(["chat", "--max-tokens", "5", "--url", live.url]) == 0

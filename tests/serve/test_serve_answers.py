@@ -319,6 +319,7 @@ def test_tokenize_and_back(client: TestClient, llm: LLM) -> None:
 def test_models(client: TestClient) -> None:
     [card] = client.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["speculation"]) == ("tiny", "model", "ngram")
+    assert (card["dtype"], card["max_model_len"]) == ("float32", 512)
     assert client.get("/v1/models/tiny").json() == card
     missing = client.get("/v1/models/other")
     assert missing.status_code == 404

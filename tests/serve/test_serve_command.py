@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 
 from specdec_ext.bench.machine import _without_keys
 from specdec_ext.cli import main
+from specdec_ext.cli.serve import _keys
 from specdec_ext.errors import ConfigError
 from specdec_ext.serve.address import check_address, check_socket_path
 from specdec_ext.serve.server import run_server
@@ -96,12 +98,21 @@ def test_tls_has_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "go together" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["", " , "])
 def test_keys_of_the_environment_that_are_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SPECDEC_API_KEYS", " , ")
-    assert main(["serve", "/no/such/model"]) != 0
-    assert "holds no key" in capsys.readouterr().err
+    monkeypatch.setenv("SPECDEC_API_KEYS", value)
+    assert main(["serve", "/no/such/model"]) == 4
+    assert f"$SPECDEC_API_KEYS = {value!r} holds no key" in capsys.readouterr().err
+
+
+def test_a_file_of_keys_from_an_editor_that_marks_it(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first-key\nsecond-key\n", encoding="utf-8-sig")
+    assert _keys(argparse.Namespace(api_key=None, api_key_file=str(file))) == [
+        "first-key", "second-key",
+    ]  # fmt: skip
 
 
 def test_reports_show_no_key() -> None:

@@ -41,6 +41,17 @@ def test_a_log_has_a_line_for_every_twentieth(capsys: pytest.CaptureFixture[str]
     assert lines[-1].endswith("accuracy at step 50 0.250 0.125") and "loss 3.900" in lines[-1]
 
 
+def test_tokens_before_the_first_report_have_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """With an empty cache the first report comes with the first batch, its clock begins then."""
+    times = iter((5.0, 5.000001, 15.0))
+    with TrainProgress(False, clock=lambda: next(times)) as progress:
+        for done in (20, 22):
+            progress.on_collect(collector(done))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "collecting 20/40 tokens 200"
+    assert second == "collecting 22/40 tokens 220 tokens/s 2"
+
+
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainProgress(True) as progress:
         progress.on_estimate(None, None)

@@ -69,7 +69,7 @@ def test_every_form_of_ngram(value: object) -> None:
     assert parse_speculative_config(value, method="NGram") == NGRAM_10_2
 
 
-@pytest.mark.parametrize("value", [None, "none", {"method": "none"}, "null", {"method": None}])
+@pytest.mark.parametrize("value", [None, "none", {"method": "none"}, "null", "~", {"method": None}])
 def test_no_speculation(value: object) -> None:
     assert parse_speculative_config(value) is None
 
@@ -127,6 +127,12 @@ def test_broken_text_is_a_config_error(text: str) -> None:
     ({"method": "lookahead", "W": 7, "N": 7, "G": 7, "max_draft_len": 84}, "84.*needs 83"),
     ({"num_speculative_tokens": 5}, "no method"),
     ({}, "no method"),
+    ("", r"configuration '' holds nothing; leave it out"),
+    (" \n", "holds nothing"),
+    ("# ngram", "holds nothing"),
+    (["suffix", ""], "holds nothing"),
+    ({"method": ""}, "method = '': there is no such method; use 'auto', .* or 'none'"),
+    ({"decoding_type": " "}, "decoding_type = ' ': there is no such method"),
     ({"typo": 1}, "unknown key 'typo'; correct or remove it, and add the method"),
     ({"max_draft_len": 3, "num_speculative_tokns": 5}, r"'num_.*tokns' \(did you mean 'num_spe"),
     ({"methd": "ngram"}, r"unknown key 'methd'; did you mean 'method'\?$"),

@@ -301,6 +301,11 @@ def test_command(tmp_path: Path, capsys: Any, dtype: str) -> None:
     heads = load_heads(target)
     error = (heads.lm_heads[1].weight - random(VOCAB, HIDDEN, seed=11)).abs().max()
     assert float(error) <= {"float32": 0.0, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}[dtype]
+    before = (tmp_path / "b" / "config.json").read_text()
+    assert main([*command, "--num-medusa-heads", "2"]) == 2
+    assert "might be overwritten; give a new or an empty one" in capsys.readouterr().err
+    assert (tmp_path / "b" / "config.json").read_text() == before
+    command[2] = target = str(tmp_path / "c")
     assert main([*command, "--num-medusa-heads", "4"]) == 4
     assert "num_medusa_heads = 4: the file has 3 heads" in capsys.readouterr().err
     assert main(["convert-heads", str(source), target, "--allow-pickle", "--to", "vllm",

@@ -142,7 +142,7 @@ def test_a_limit_and_a_batch_change_what_pays() -> None:
     assert crowd.best is not None and crowd.best.speedup < search().best.speedup  # type: ignore
 
 
-def test_reports_with_and_without_a_winner(tmp_path: Path) -> None:
+def test_reports_with_and_without_a_winner() -> None:
     result = search()
     stream = io.StringIO()
     print_tuning(result, 1, stream)
@@ -150,8 +150,7 @@ def test_reports_with_and_without_a_winner(tmp_path: Path) -> None:
     assert "--prompt_lookup_config [4,2]" in text and "*4.17" in text
     cells = heat_cells(result.candidates, 0, 1, (4, 2))
     assert cells[4, 2] == result.best.speedup  # type: ignore[union-attr]
-    draw_png(tmp_path / "map.png", result)
-    assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+    assert draw_png(result)[:4] == b"\x89PNG"
     loser = Candidate((2, 1), 2, 10, 0, (2,) * 10, 0, 0.8, True)
     lost = Tuning(SPACE, [loser], 10, "time", 1.0, True)
     assert lost.best is None and best_config(lost) is None
@@ -161,7 +160,7 @@ def test_reports_with_and_without_a_winner(tmp_path: Path) -> None:
     assert "stopped by --max-seconds" in stream.getvalue()
 
 
-def test_a_lookahead_map_has_two_planes(tmp_path: Path) -> None:
+def test_a_lookahead_map_has_two_planes() -> None:
     space = SPACES["lookahead"]
     candidates = [
         Candidate(p, space.draft_len(p), 10, 5, (3,) * 5, 0, 1.0 + sum(p) / 100, True)
@@ -175,7 +174,7 @@ def test_a_lookahead_map_has_two_planes(tmp_path: Path) -> None:
     stream = io.StringIO()
     print_tuning(result, 1, stream)
     assert stream.getvalue().count("predicted speed-up,") == 2
-    draw_png(tmp_path / "map.png", result)
+    assert draw_png(result)[:4] == b"\x89PNG"
     assert best_config(result) == LookaheadDecodingConfig(10, 7, 10).to_dict()
 
 

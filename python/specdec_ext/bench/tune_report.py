@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO, Any
 
 from ..extras import require
@@ -122,8 +122,8 @@ def print_tuning(tuning: Tuning, batch_size: int, stream: IO[str]) -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def draw_png(path: Path, tuning: Tuning) -> None:
-    """The heat maps side by side."""
+def draw_png(tuning: Tuning) -> bytes:
+    """The heat maps side by side, as a PNG file."""
     require("matplotlib", "--png")
     import matplotlib  # type: ignore[import-not-found,unused-ignore]
 
@@ -151,5 +151,7 @@ def draw_png(path: Path, tuning: Tuning) -> None:
             )  # fmt: skip
         figure.colorbar(image, ax=axes)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
     plt.close(figure)
+    return picture.getvalue()

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import bench_serve
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error
-from .output import check_output
+from .output import check_outputs, write_file
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 from .speculation import named_speculation
 
@@ -141,7 +141,7 @@ def _check(args: argparse.Namespace) -> None:
     for flag, (value, low) in counts.items():
         remedy = "a median of fewer rounds says little" if flag == "--num-iters" else ""
         check_int(flag, value, ConfigError, low=low, high=1_000_000, remedy=remedy)
-    check_output(args, "--output-json", args.output_json)
+    check_outputs(args, {"--output-json": args.output_json}, [args.input_file])
 
 
 def _params(args: argparse.Namespace) -> Any:
@@ -270,7 +270,7 @@ def _write(args: argparse.Namespace, report: dict[str, Any]) -> None:
 
     text = json.dumps(report, indent=2, allow_nan=False)
     if args.output_json is not None:
-        Path(args.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
+        write_file(args, args.output_json, text + "\n")
     if args.json:
         print(text)
     elif args.mode == "sweep":

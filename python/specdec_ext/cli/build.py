@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..config.engine import SchedulerConfig
 from .flags import ForeignFlags, add_foreign_arguments, note_foreign, stage_line
 
 __all__ = ["add_arguments", "run"]
@@ -37,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--output-dir", required=True, metavar="DIR", help="folder of the engine")
     parser.add_argument(
-        "--max-batch-size", type=int, default=32, metavar="N", help="requests at once (default: 32)"
-    )
+        "--max-batch-size", type=int, default=SchedulerConfig.max_batch_size, metavar="N",
+        help=f"requests at once (default: {SchedulerConfig.max_batch_size})",
+    )  # fmt: skip
     parser.add_argument(
         "--max-input-len", type=int, metavar="N",
         help="prompt tokens of one request (default: what max-seq-len leaves)",

@@ -11,6 +11,7 @@ from ..config.validate import check_float, check_int
 from ..errors import ConfigError, SpecdecError
 from ..extras import require
 from .common import add_llm_arguments, make_llm, refuse_engine_options, usage_error, use_color
+from .prompts import MARK
 
 __all__ = ["add_arguments", "run"]
 
@@ -44,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chat.add_argument("--api-key", metavar="KEY", help="key for --url (default: $OPENAI_API_KEY)")
     chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
     chat.add_argument(
-        "--max-tokens", "--max-output-len", type=int, default=DEFAULT_MAX_TOKENS, metavar="N",
-        help=f"the most tokens of an answer (default: {DEFAULT_MAX_TOKENS})",
+        "--max-tokens", "--max-output-len", type=int, metavar="N",
+        help=f"the most tokens of an answer (default: {DEFAULT_MAX_TOKENS}; with --url the "
+        "server's own)",
     )  # fmt: skip
     chat.add_argument(
         "--temperature", type=float, default=0.0, metavar="X", help="default: 0, greedy"
@@ -85,8 +87,9 @@ class _Local:
         args, llm = self._args, self._llm
         text, ids = llm.prompts.read_chat(messages)
         room = llm.memory.max_seq_len - len(ids)
+        most = DEFAULT_MAX_TOKENS if args.max_tokens is None else args.max_tokens
         params = SamplingParams(
-            max_tokens=min(args.max_tokens, max(1, room)),
+            max_tokens=min(most, max(1, room)),
             temperature=args.temperature,
             seed=args.seed,
             speculative_config=None if speculate else False,
@@ -113,8 +116,9 @@ class _Remote:
         require("openai", "--url")
         import openai
 
-        url = args.url.rstrip("/")
-        url = url if url.endswith("/v1") else url + "/v1"
+        from ..bench.server_facts import base_url
+
+        url = base_url(args.url) + "/v1"
         self._errors = openai.OpenAIError
         key = args.api_key
         try:
@@ -126,6 +130,9 @@ class _Remote:
         except self._errors as error:
             self.close()
             raise SpecdecError(f"{url}: {error}") from None
+        if not cards:
+            self.close()
+            raise SpecdecError(f"{url}/models names no model; start the server with one")
         self._model = cards[0].id
         self._ours = getattr(cards[0], "owned_by", None) == "specdec_ext"
         self._args = args
@@ -135,10 +142,12 @@ class _Remote:
         extra: dict[str, Any] = {"include_token_sources": True} if self._ours else {}
         if not speculate:
             extra["speculative_config"] = False
+        # Without the user's own number the server's holds: only it knows what it has room for.
+        length: dict[str, Any] = {} if args.max_tokens is None else {"max_tokens": args.max_tokens}
         given: Any = messages
         try:
             with self._client.chat.completions.create(
-                model=self._model, messages=given, max_tokens=args.max_tokens,
+                model=self._model, messages=given, **length,
                 temperature=args.temperature, seed=args.seed, stream=True,
                 stream_options={"include_usage": True}, extra_body=extra,
             ) as stream:  # fmt: skip
@@ -267,8 +276,8 @@ class _Chat:
 
 def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
-        for line in sys.stdin:
-            yield line.rstrip("\n")
+        for i, line in enumerate(sys.stdin):
+            yield (line if i else line.removeprefix(MARK)).rstrip("\n")
         return
     require("prompt_toolkit", "a conversation (one question as an argument does not)")
     from prompt_toolkit import PromptSession
@@ -285,7 +294,8 @@ def _lines() -> Iterator[str]:
 
 def run(args: argparse.Namespace) -> int:
     """0 when the question was answered or the conversation has ended."""
-    check_int("--max-tokens", args.max_tokens, ConfigError, low=1)
+    if args.max_tokens is not None:
+        check_int("--max-tokens", args.max_tokens, ConfigError, low=1)
     check_float("--temperature", args.temperature, ConfigError, low=0.0)
     if args.url is not None:
         refuse_engine_options(args)

@@ -10,7 +10,7 @@ import warnings
 from typing import IO, Any
 
 from ..config.dtypes import QUANTIZATIONS
-from ..config.engine import POLICIES
+from ..config.engine import POLICIES, KvCacheConfig, SchedulerConfig
 from ..errors import SyntheticAcceptanceWarning
 from .engine_dir import add_engine_arguments, target_device, with_engine
 from .parser import SpecdecParser, normalize_argv, usage_error
@@ -91,7 +91,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-batch-size", type=int, metavar="N",
-        help="the most requests that decode at once (default: 32)",
+        help="the most requests that decode at once (default: "
+        f"{SchedulerConfig.max_batch_size})",
     )  # fmt: skip
     limits.add_argument(
         "--max-seq-len", type=int, metavar="N",
@@ -108,7 +109,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--tokens-per-block", type=int, metavar="N",
-        help="tokens of a KV page, a power of two up to 128 (default: 32)",
+        help="tokens of a KV page, a power of two up to 128 (default: "
+        f"{KvCacheConfig.tokens_per_block})",
     )  # fmt: skip
     limits.add_argument(
         "--max-tokens-in-paged-kv-cache", type=int, metavar="N",
@@ -117,7 +119,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     limits.add_argument(
         "--kv-cache-free-gpu-memory-fraction", type=float, metavar="F",
-        help="limit of the KV pages as a fraction of the free memory (default: 0.9)",
+        help="limit of the KV pages as a fraction of the free memory (default: "
+        f"{KvCacheConfig.free_gpu_memory_fraction})",
     )  # fmt: skip
     limits.add_argument(
         "--max-attention-window-size", type=int, nargs="+", metavar="N",
@@ -154,7 +157,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument(
         "--max-prefill-slowdown", type=float, metavar="X",
         help="reading prompts makes a step of other requests at most X times as long; inf: no "
-        "limit (default: 4)",
+        f"limit (default: {SchedulerConfig.max_prefill_slowdown:g})",
     )  # fmt: skip
     limits.add_argument(
         "--overlap-depth", "--run-ahead", type=_overlap_depth, metavar="N",

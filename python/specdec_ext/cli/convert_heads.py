@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+from .parser import usage_error
 
 __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="folder or file with Medusa heads")
-    parser.add_argument("target", metavar="FOLDER", help="folder to write")
+    parser.add_argument("target", metavar="FOLDER", help="folder to write, a new or an empty one")
     parser.add_argument(
         "--to", default="specdec", choices=("specdec", "fasterdecoding", "vllm"),
         help="whose spelling to write (default: specdec)",
@@ -33,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_folder(args)
     from ..drafters.medusa.convert import first_heads, write_heads
     from ..drafters.medusa.heads import load_heads
 
@@ -52,3 +56,15 @@ def run(args: argparse.Namespace) -> int:
         f"{config.vocab_size} tokens, {args.dtype}, as {args.to}"
     )
     return 0
+
+
+def _check_folder(args: argparse.Namespace) -> None:
+    """config.json and model.safetensors are names that a model has, too. Raises SystemExit(2)."""
+    folder = Path(args.target)
+    if folder.is_dir():
+        taken = next(folder.iterdir(), None)
+        if taken is not None:
+            usage_error(args, f"FOLDER {args.target!r} holds {taken.name!r}, which might be "
+                        "overwritten; give a new or an empty one")  # fmt: skip
+    elif folder.exists():
+        usage_error(args, f"FOLDER {args.target!r} is no folder; give a new or an empty one")

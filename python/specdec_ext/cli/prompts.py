@@ -13,6 +13,9 @@ from .parser import usage_error
 __all__ = ["add_prompt_arguments", "encode_prompt", "read_file", "read_prompts"]
 
 
+MARK = "\ufeff"  # with which some editors begin a file
+
+
 def add_prompt_arguments(prompts: argparse._ArgumentGroup) -> None:
     """A file of prompts, and whether they are chat messages."""
     prompts.add_argument(
@@ -41,12 +44,12 @@ def read_prompts(args: argparse.Namespace) -> list[Any]:
     if args.input_file is None:
         if sys.stdin is None or sys.stdin.isatty():
             usage_error(args, "no prompt; give --input-text, --input-file, or text on stdin")
-        return [sys.stdin.read().removesuffix("\n")]
+        return [_read_stdin(args).removesuffix("\n")]
     from_stdin = args.input_file == "-"
-    text = sys.stdin.read() if from_stdin else read_file(args, "--input-file", args.input_file)
+    text = _read_stdin(args) if from_stdin else read_file(args, "--input-file", args.input_file)
     if args.input_file.endswith(".json"):
         return _json_array(args, text)
-    lines = [(i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         usage_error(args, f"--input-file {args.input_file!r} holds no prompt; one prompt per line")
     if not args.input_file.endswith(".jsonl"):
@@ -58,11 +61,18 @@ def read_prompts(args: argparse.Namespace) -> list[Any]:
 
 
 def read_file(args: argparse.Namespace, flag: str, name: str) -> str:
-    """The text of the file that a flag names. Raises SystemExit(2)."""
+    """The text of the file that a flag names, without a byte order mark. Raises SystemExit(2)."""
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
+        return Path(name).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         usage_error(args, f"{flag} {name!r} cannot be read: {error}")
+
+
+def _read_stdin(args: argparse.Namespace) -> str:
+    try:
+        return sys.stdin.read().removeprefix(MARK)
+    except UnicodeDecodeError as error:
+        usage_error(args, f"stdin cannot be read: {error}")
 
 
 def _json(args: argparse.Namespace, place: str, text: str) -> Any:

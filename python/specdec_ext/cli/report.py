@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..extras import require
-from .output import write_file
+from .output import check_outputs, write_file
+from .parser import usage_error
 
 __all__ = ["add_arguments", "run"]
 
@@ -21,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="FILE", help="the page to write (default: report.html)"
     )
     parser.add_argument(
-        "--pictures", metavar="DIR", help="write every plot as an SVG file into this folder"
+        "--pictures",
+        metavar="DIR",
+        help="make this folder, with every plot as an SVG file",
     )
     parser.add_argument("--title", default="specdec report", help="heading of the page")
 
@@ -31,6 +34,10 @@ def run(args: argparse.Namespace) -> int:
     from ..report.read import read_result
 
     require("matplotlib", "specdec report")
+    page = args.output
+    if page is None and args.pictures is None:
+        page = "report.html"
+    _check(args, page)
     results = [read_result(Path(name).expanduser()) for name in args.results]
     count = sum(len(result.figures) for result in results)
     files: dict[Path, str] = {}
@@ -38,13 +45,26 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures is not None:
         where.append(args.pictures)
         folder = Path(args.pictures).expanduser()
+        folder.mkdir(exist_ok=True)
         files |= {folder / name: text for name, text in render_pictures(results).items()}
-    if args.output is not None or args.pictures is None:
-        page = Path(args.output or "report.html").expanduser()
-        where.append(str(page))
-        files[page] = render_page(args.title, results)
+    if page is not None:
+        where.append(page)
+        files[Path(page)] = render_page(args.title, results)
     for path, text in files.items():
         write_file(args, path, text)
     read = "1 file" if len(results) == 1 else f"{len(results)} files"
     print(f"{count} plots of {read}: {', '.join(where)}")
     return 0
+
+
+def _check(args: argparse.Namespace, page: str | None) -> None:
+    """Where the page and the pictures go. Raises SystemExit(2)."""
+    check_outputs(args, {"--output": page}, args.results)
+    if args.pictures is None:
+        return
+    folder = Path(args.pictures).expanduser()
+    if not folder.parent.is_dir():
+        usage_error(args, f"--pictures {args.pictures!r}: no such folder {str(folder.parent)!r}; "
+                    "make it first")  # fmt: skip
+    if folder.exists() and not folder.is_dir():
+        usage_error(args, f"--pictures {args.pictures!r} is no folder; give another name")

@@ -106,21 +106,23 @@ def _keys(args: argparse.Namespace) -> list[str]:
     keys = list(args.api_key or ())
     if args.api_key_file is not None:
         try:
-            lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+            text = Path(args.api_key_file).expanduser().read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise ConfigError(f"--api-key-file {args.api_key_file}: {error}") from None
-        keys += [line.strip() for line in lines if line.strip()]
+        keys += [line.strip() for line in text.splitlines() if line.strip()]
         if not keys:
             raise ConfigError(
                 f"--api-key-file {args.api_key_file} holds no key, so that everybody would be "
                 "served; write keys into it, one in a line, or leave the option out"
             )
-    named = os.environ.get(KEYS_VARIABLE, "")
+    named = os.environ.get(KEYS_VARIABLE)
+    if named is None:
+        return keys
     found = [key.strip() for key in named.split(",") if key.strip()]
-    if named and not found:
+    if not found:
         raise ConfigError(
-            f"${KEYS_VARIABLE} holds no key, so that everybody would be served; write keys into "
-            "it, separated by commas, or unset it"
+            f"${KEYS_VARIABLE} = {named!r} holds no key, so that everybody would be served; write "
+            "keys into it, separated by commas, or unset it"
         )
     return keys + found
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ..config.draft_target import DraftTargetDecodingConfig
+from ..config.eagle3 import Eagle3DecodingConfig
+from ..config.redrafter import ReDrafterDecodingConfig
+from ..config.suffix import SuffixDecodingConfig
 from .engine_dir import draft_target_keys, engine_heads
 from .parser import usage_error
 
@@ -52,7 +56,7 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     spec.add_argument(
         "--suffix", action="store_true", default=None,
         help="suffix decoding: drafts from what followed the text's last tokens before, as many "
-        "as are likely; --max-draft-len per step (default: 10)",
+        f"as are likely; --max-draft-len per step (default: {SuffixDecodingConfig.max_draft_len})",
     )  # fmt: skip
     spec.add_argument(
         "--medusa", action="store_true",
@@ -100,8 +104,11 @@ def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--max-draft-len", type=int, metavar="D",
-        help="drafts per step of --draft-model (default: 4), --eagle3 (8) and --suffix; else "
-        "what the engine is built for, which must agree with the method's own number",
+        help="drafts per step of --draft-model (default: "
+        f"{DraftTargetDecodingConfig.max_draft_len}), --eagle3 "
+        f"({Eagle3DecodingConfig.max_draft_len}) and --suffix "
+        f"({SuffixDecodingConfig.max_draft_len}); else what the engine is built for, which must "
+        "agree with the method's own number",
     )  # fmt: skip
     spec.add_argument(
         "--speculative-decoding-mode", metavar="MODE",
@@ -139,11 +146,12 @@ def _add_redrafter_arguments(spec: argparse._ArgumentGroup) -> None:
         help="ReDrafter with this drafter (config.json, model.safetensors)",
     )  # fmt: skip
     spec.add_argument(
-        "--redrafter-num-beams", type=int, metavar="N", help="beams that it keeps (default: 5)"
-    )
+        "--redrafter-num-beams", type=int, metavar="N",
+        help=f"beams that it keeps (default: {ReDrafterDecodingConfig.num_beams})",
+    )  # fmt: skip
     spec.add_argument(
         "--redrafter-draft-len-per-beam", type=int, metavar="N",
-        help="drafts of each beam (default: 5)",
+        help=f"drafts of each beam (default: {ReDrafterDecodingConfig.draft_len_per_beam})",
     )  # fmt: skip
     search = spec.add_mutually_exclusive_group()
     search.add_argument(
@@ -168,7 +176,8 @@ def _add_eagle3_arguments(spec: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     spec.add_argument(
         "--eagle3-top-k", "--speculative-eagle-topk", type=int, metavar="K",
-        help="continuations of each node of its tree (default: 4; 1: a chain)",
+        help="continuations of each node of its tree (default: "
+        f"{Eagle3DecodingConfig.top_k}; 1: a chain)",
     )  # fmt: skip
     spec.add_argument(
         "--eagle3-max-draft-depth", type=int, metavar="N",

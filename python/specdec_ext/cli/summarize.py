@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error
 from .flags import ForeignFlags, add_foreign_arguments, note_foreign
-from .output import check_output
+from .output import check_outputs, write_file
 
 __all__ = ["add_arguments", "run"]
 
@@ -117,7 +116,7 @@ def _check(args: argparse.Namespace) -> None:
     for name in ("batch_size", "max_ite", "output_len", "max_input_length"):
         if getattr(args, name) < 1:
             usage_error(args, f"--{name} = {getattr(args, name)}: expected at least 1")
-    check_output(args, "--output_json", args.output_json)
+    check_outputs(args, {"--output_json": args.output_json})
     if args.engine_dir is None and args.model is None:
         args.model = args.hf_model_dir
         if args.test_hf and args.model is None:  # one transformers reads, the same on both sides
@@ -203,10 +202,7 @@ def _report(args: argparse.Namespace, articles: Any, sides: list[Any]) -> int:
     }
     text = json.dumps(report, ensure_ascii=False, allow_nan=False)
     if args.output_json is not None:
-        try:
-            Path(args.output_json).expanduser().write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            usage_error(args, f"--output_json {args.output_json!r} cannot be written: {error}")
+        write_file(args, args.output_json, text + "\n")
     if args.json:
         print(text)
     else:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from .common import add_llm_arguments, external_lookup, llm_kwargs, make_llm, usage_error, use_color
 from .form import add_form_arguments, structured_outputs
-from .output import write_file
+from .output import check_outputs, write_file
 from .prompts import add_prompt_arguments, encode_prompt, read_file, read_prompts
 
 __all__ = ["add_arguments", "run"]
@@ -54,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if external_lookup(args) is not None:
         usage_error(args, "--prompt-lookup-style v1 drafts outside the engine: its steps are calls "
                     "of it; use v2")  # fmt: skip
+    outputs = {"--output-json": args.output_json, "--html": args.html, "--svg": args.svg}
+    inputs = (args.input_file, args.prediction, args.json_schema, args.grammar)
+    check_outputs(args, outputs, inputs)
     prediction = None
     if args.prediction is not None:
         prediction = read_file(args, "--prediction", args.prediction)
@@ -92,11 +94,11 @@ def _write(args: argparse.Namespace, data: dict[str, Any]) -> None:
     text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     title = f"specdec trace: {data['model']}, {data['method']}"
     if args.output_json is not None:
-        write_file(args, Path(args.output_json).expanduser(), text)
+        write_file(args, args.output_json, text)
     if args.html is not None:
-        write_file(args, Path(args.html).expanduser(), trace_page(data, title))
+        write_file(args, args.html, trace_page(data, title))
     if args.svg is not None:
-        write_file(args, Path(args.svg).expanduser(), trace_svg(data, title))
+        write_file(args, args.svg, trace_svg(data, title))
     if args.json:
         sys.stdout.write(text)
     else:

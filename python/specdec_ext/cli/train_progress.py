@@ -42,9 +42,10 @@ class TrainProgress:
 
     def on_collect(self, collector: Any) -> None:
         rows = {"tokens": f"{collector.num_tokens:,}"}
-        seconds, _ = self._passed("collecting", collector.num_done)
-        if seconds > 0:
-            rows["tokens/s"] = f"{collector.num_tokens / seconds:,.0f}"
+        # Those of the first call came before its clock began.
+        seconds, tokens = self._passed("tokens", collector.num_tokens)
+        if tokens and seconds > 0:
+            rows["tokens/s"] = f"{tokens / seconds:,.0f}"
         self._show("collecting", collector.num_done, collector.num_texts, rows)
 
     def on_train(self, training: Any) -> None:
@@ -68,7 +69,7 @@ class TrainProgress:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _passed(self, name: str, done: int) -> tuple[float, int]:
-        """Seconds and units since the first call of this phase."""
+        """Seconds and units since the first call with this name."""
         if name not in self._began:
             self._began[name] = (self._clock(), done)
         began, first = self._began[name]

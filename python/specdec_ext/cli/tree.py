@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .common import add_llm_arguments, make_llm, medusa_model, usage_error
+from .output import check_outputs, write_file
 from .prompts import encode_prompt, read_prompts
 from .tune import read_cost
 
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.draw is not None and Path(args.draw).suffix.lower() not in (".svg", ".png"):
         usage_error(args, f"--draw {args.draw!r}: expected a file name in .svg or .png")
+    inputs = (args.input_file, args.rates, args.step_cost)
+    check_outputs(args, {"--output": args.output, "--draw": args.draw}, inputs)
     for flag in ("max_nodes", "nodes"):
         if getattr(args, flag) is not None:
             name = "--" + flag.replace("_", "-")
@@ -158,11 +161,11 @@ def _write(
 
     if args.output is not None:
         kept = {k: report[k] for k in ("medusa_choices", "guess_rates", "expected_tokens")}
-        Path(args.output).write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        write_file(args, args.output, json.dumps(kept) + "\n")
     if args.draw is not None and args.draw.lower().endswith(".png"):
-        draw_png(Path(args.draw), choices, probability)
+        write_file(args, args.draw, draw_png(choices, probability))
     elif args.draw is not None:
-        Path(args.draw).write_text(tree_svg(choices, probability), encoding="utf-8")
+        write_file(args, args.draw, tree_svg(choices, probability))
     if args.json:
         print(json.dumps(report))
         return

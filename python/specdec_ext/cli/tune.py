@@ -10,7 +10,7 @@ from typing import Any
 
 from ..extras import require
 from .common import add_llm_arguments, make_llm, usage_error
-from .output import check_output
+from .output import check_outputs, write_file
 from .prompts import add_prompt_arguments, encode_prompt, read_prompts
 from .speculation import named_speculation
 
@@ -116,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
     for path, content in ((args.output_json, report), (args.output, report["best"])):
         if path is not None:
             text = json.dumps(content, indent=2, allow_nan=False)
-            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+            write_file(args, path, text + "\n")
     if args.png is not None:
-        draw_png(Path(args.png).expanduser(), result)
+        write_file(args, args.png, draw_png(result))
     if args.json:
         print(json.dumps(report, indent=2, allow_nan=False))
     else:
@@ -138,9 +138,8 @@ def _check(args: argparse.Namespace) -> None:
     check_int("--batch-size", args.batch_size, ConfigError, low=1, high=4096)
     check_int("--limit-draft-len", args.limit_draft_len, ConfigError, low=1, high=127)
     check_float("--max-seconds", args.max_seconds, ConfigError, above=0.0)
-    for flag, path in (("--output-json", args.output_json), ("--output", args.output),
-                       ("--png", args.png)):  # fmt: skip
-        check_output(args, flag, path)
+    outputs = {"--output-json": args.output_json, "--output": args.output, "--png": args.png}
+    check_outputs(args, outputs, [args.input_file, args.step_cost])
 
 
 def read_cost(path: str) -> dict[int, float]:
@@ -149,7 +148,7 @@ def read_cost(path: str) -> dict[int, float]:
     from ..errors import ConfigError
 
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8-sig"))
         pairs = {int(rows): seconds for rows, seconds in content.items()}
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(

@@ -258,7 +258,7 @@ def _from_file(path: Path, field: str, error: type[SpecdecError]) -> tuple[Choic
                 f"{where} has {path.stat().st_size} bytes, limit {MAX_TEXT_CHARS}; is it a list of "
                 "choices?"
             )
-        text = path.read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as problem:
         raise error(f"{where} cannot be read ({problem}); give a UTF-8 text file") from None
     if text in published_trees():

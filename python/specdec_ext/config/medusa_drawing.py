@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ..errors import ConfigError
 from .medusa_choices import Choice
@@ -104,15 +104,15 @@ def tree_svg(choices: Sequence[Choice], probability: Mapping[Choice, float]) -> 
     return "\n".join(lines) + "\n"
 
 
-def draw_png(path: Path, choices: Sequence[Choice], probability: Mapping[Choice, float]) -> None:
-    """The same picture as PNG. Raises ConfigError when matplotlib is not installed."""
+def draw_png(choices: Sequence[Choice], probability: Mapping[Choice, float]) -> bytes:
+    """The same picture as a PNG file. Raises ConfigError when matplotlib is not installed."""
     import importlib
 
     try:
         figure_module = importlib.import_module("matplotlib.figure")
     except ImportError:
         raise ConfigError(
-            f"{path}: PNG needs matplotlib; run: pip install matplotlib   (or draw an .svg)"
+            "PNG needs matplotlib; run: pip install matplotlib   (or draw an .svg)"
         ) from None
     place, fills = _layout(choices), _fills(choices, probability)
     width = max(x for x, _ in place.values()) + _MARGIN + _RADIUS
@@ -129,4 +129,6 @@ def draw_png(path: Path, choices: Sequence[Choice], probability: Mapping[Choice,
         axes.plot([x], [y], "o", ms=2 * _RADIUS, mfc=fill, mec="#555555", zorder=2)
         axes.text(x, y, str(node[-1]) if node else "g", color=ink, ha="center", va="center",
                   fontsize=9, zorder=3)  # fmt: skip
-    figure.savefig(path, dpi=144)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=144)
+    return picture.getvalue()

@@ -71,7 +71,7 @@ def read_rates(path: str | Path) -> Rates:
     if file.is_dir():
         file = file / "config.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read as JSON ({error})") from None
     if isinstance(content, Mapping):

@@ -39,7 +39,6 @@ _METHODS = {
     "auto": "auto",
     "composite": "composite",  # several sources
     "none": "none",
-    "": "none",
     "user_provided": "user_provided",
     "medusa": "medusa",
     "redrafter": "redrafter",

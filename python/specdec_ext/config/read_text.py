@@ -27,6 +27,9 @@ def _no_duplicates(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 _YAML_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null"))
 
 
+_NOTHING = ("null", "~")
+
+
 def _load_yaml(text: str, source: str) -> object:
     if text.isascii() and text.isalpha() and text.lower() not in _YAML_WORDS:
         return text  # a method's name: known without the library
@@ -55,7 +58,10 @@ def _load_yaml(text: str, source: str) -> object:
 
 
 def read_text(text: str) -> object:
-    """The object that a JSON or YAML string, or a file that it names, holds."""
+    """The object that a JSON or YAML string, or a file that it names, holds.
+
+    Raises ConfigError for text that cannot be read or holds nothing.
+    """
     source = f"configuration {show(text)}"
     stripped = text.strip()
     if len(stripped) < 4096 and "\n" not in stripped and stripped[:1] not in ("{", "["):
@@ -68,7 +74,7 @@ def read_text(text: str) -> object:
                         f"{source} has {path.stat().st_size} bytes, limit {MAX_TEXT_CHARS}; "
                         "is it a configuration?"
                     )
-                stripped = path.read_text(encoding="utf-8").strip()
+                stripped = path.read_text(encoding="utf-8-sig").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(
                     f"{source} cannot be read ({error}); give the path of a UTF-8 YAML or JSON file"
@@ -80,6 +86,12 @@ def read_text(text: str) -> object:
         )
     try:
         loaded: object = json.loads(stripped, object_pairs_hook=_no_duplicates)
-        return loaded
     except (json.JSONDecodeError, RecursionError):
-        return _load_yaml(stripped, source)
+        loaded = _load_yaml(stripped, source)
+    # A variable that is not set must not mean "none" to whoever passes it on.
+    if loaded is None and stripped.lower() not in _NOTHING:
+        raise ConfigError(
+            f"{source} holds nothing; leave it out, write null for the value that means nothing, "
+            'or write for example {"method": "ngram", "max_draft_len": 10}'
+        )
+    return loaded

@@ -52,7 +52,7 @@ class Result:
 def read_result(path: Path) -> Result:
     """The figures of a result file. Raises ConfigError for a file that is none of KINDS."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

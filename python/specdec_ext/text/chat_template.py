@@ -101,7 +101,7 @@ def _choose(tokenizer: Any, chat_template: str | None) -> str | None:
             return chat_template
         path = Path(chat_template).expanduser()
         if path.is_file():
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
         raise ConfigError(
             f"chat_template = {show(chat_template)}: neither a built-in name "
             f"({', '.join(TEMPLATES)}), nor a Jinja template, nor a file; give one of them"

@@ -54,9 +54,9 @@ def read_texts(path: str | Path) -> Iterator[str]:
     """
     file = Path(path).expanduser()
     try:
-        content = file.read_text(encoding="utf-8", errors="replace")
+        content = file.read_text(encoding="utf-8-sig", errors="replace")
         if file.suffix == ".jsonl":
-            for line in content.splitlines():
+            for line in content.split("\n"):
                 if line.strip():
                     yield from _strings(json.loads(line))
         elif file.suffix == ".json":

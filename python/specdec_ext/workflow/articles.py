@@ -80,7 +80,7 @@ def _file_of(folder: Path) -> Path:
 
 def _rows(path: Path, limit: int) -> Iterator[tuple[str, dict[str, Any]]]:
     count = 0
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if count == limit:
                 return

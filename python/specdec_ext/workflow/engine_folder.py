@@ -54,7 +54,7 @@ _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 
 def engine_mode(mode: str | None) -> str:
     """What an engine's speculative_decoding_mode means: a method, EXTERNAL or "none"."""
-    name = (mode or "none").strip().lower().replace("-", "_")
+    name = ("none" if mode is None else mode).strip().lower().replace("-", "_")
     return EXTERNAL if name == EXTERNAL else canonical_method(name, "speculative_decoding_mode")
 
 

@@ -73,7 +73,7 @@ def perplexity(model: str | Path, text: str | Path, *, tokens: int = _TOKENS) ->
     """
     path = Path(text).expanduser()
     try:
-        words = path.read_text(encoding="utf-8", errors="replace")
+        words = path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name a text file") from error
     tokenizer: Any = load_tokenizer(None, Path(model))

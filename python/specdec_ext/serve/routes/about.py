@@ -30,6 +30,7 @@ def _card(serving: Serving, name: str) -> dict[str, Any]:
         "created": serving.created,
         "owned_by": "specdec_ext",
         "max_model_len": serving.llm.memory.max_seq_len,
+        "dtype": serving.llm.model.info.dtype,
         "speculation": serving.method,
     }
 
