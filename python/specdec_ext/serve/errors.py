@@ -46,6 +46,11 @@ _KINDS: Mapping[int, tuple[str, str | None]] = {
     504: ("server_error", "timeout"),
 }
 RETRY_SECONDS = 1
+# How the errors of requests begin that ask for what cannot be (cpp/engine/decide.cc,
+# engine/grammar_masks.py), and those of requests for which the model has no scores
+# (cpp/engine/deliver.cc).
+_AT_FAULT = ("no token is allowed here", "the grammar of structured_outputs failed")
+_BAD_SCORES = "the model's scores "
 _MEMBERS = ("str", "int", "float", "bool")
 _FIELD = re.compile(r"SamplingParams\.(\w+)")
 
@@ -94,9 +99,23 @@ def engine_stopped() -> ApiError:
     )
 
 
-def engine_failed() -> ApiError:
+def engine_failed(error: str | None, form: str) -> ApiError:
+    """What a request that ended with an error is told: why, where the words are the engine's own
+    and tell of nothing inside; else that the log has them.
+
+    error  CompletionOutput.error
+    form   the field that asks for the answer's form, which the engine calls structured_outputs
+    """
+    text = error or ""
+    if text.startswith(_AT_FAULT):
+        return ApiError(400, text.replace("structured_outputs", form))
+    if text.startswith(_BAD_SCORES):
+        return ApiError(500, f"{text}; the model cannot answer this request", code="engine_error")
     return ApiError(
-        500, "the request failed while it ran; the server's log says why", code="engine_error"
+        500,
+        "the request failed while it ran; the server's log says why, at the id that the answer's "
+        "X-Request-Id gives",
+        code="engine_error",
     )
 
 

@@ -101,7 +101,9 @@ class Serving:
                 default_temperature=self.settings.default_temperature,
                 structured_outputs=wanted,
             )
-            return await self.bridge.start(sources, params)
+            return await self.bridge.start(
+                sources, params, request_id=request.state.request_id, form=field
+            )
         except RequestError as error:
             if str(error).startswith(FIELD):
                 raise refusal_of(error, field) from None
