@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
+from servers import make_app, make_llm
 from starlette.testclient import TestClient
 
+from specdec_ext import LLM, SamplingParams
 from specdec_ext.serve.schema.chat import ChatRequest, Message, conversation
 from specdec_ext.serve.schema.common import OFF
 from specdec_ext.serve.schema.completions import CompletionRequest
@@ -162,6 +166,9 @@ def test_values_that_are_accepted(client: TestClient, values: dict[str, Any]) ->
         ({"tools": [{"type": "function", "function": {"name": "f"}}],
           "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"chat_template_kwargs": ["x"]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"bad_words": [5]}, "bad_words.0"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -241,6 +248,8 @@ def test_old_fields_of_functions_name_the_new_ones(
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": "ab"}, "tokens"),
     ],
@@ -301,3 +310,46 @@ def test_arguments_of_earlier_calls_keep_the_clients_words() -> None:
     [turn] = conversation(turns)
     line = f'{{"name": "go", "arguments": {own}}}'
     assert turn["content"] == f"Yes.\n{line}\n{line}"
+    call["function"]["arguments"] = {"city": "R\u00f6m"}
+    empty = {"function": {"name": "stay", "arguments": ""}}
+    [turn] = conversation([Message(role="assistant", tool_calls=[call, empty])])
+    assert [json.loads(line) for line in turn["content"].split("\n")] == [
+        {"name": "go", "arguments": {"city": "R\u00f6m"}}, {"name": "stay", "arguments": {}},
+    ]  # fmt: skip
+    kept = conversation(
+        [Message(role="assistant", tool_calls=[call]),
+         Message(role="tool", tool_call_id="1", content="x")],
+        keeps_calls=True,
+    )  # fmt: skip
+    assert kept[0]["tool_calls"][0]["id"] == kept[1]["tool_call_id"] == "1"
+
+
+def test_variables_of_the_chat_template(tiny_path: Path, tmp_path: Path) -> None:
+    """In a chat, in /tokenize and in LLM.chat alike."""
+    folder = shutil.copytree(tiny_path, tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{% if enable_thinking is false %} at once{% endif %}"
+    )
+    with make_llm(folder) as llm:
+        asked = TestClient(make_app(llm), raise_server_exceptions=False)
+        for given, text in (({"enable_thinking": False}, "hi at once"), (None, "hi"), ({}, "hi")):
+            body = {"messages": CHAT["messages"], "chat_template_kwargs": given}
+            tokens = asked.post("/tokenize", json=body).json()["tokens"]
+            assert llm.tokenizer.decode(tokens) == text
+            answer = asked.post("/v1/chat/completions", json={**CHAT, **body}).json()
+            assert answer["usage"]["prompt_tokens"] == len(tokens)
+            [output] = llm.chat(
+                CHAT["messages"], SamplingParams(max_tokens=1), chat_template_kwargs=given,
+                use_tqdm=False,
+            )  # fmt: skip
+            assert output.prompt == text
+
+
+def test_parts_of_text_are_what_llm_chat_takes(client: TestClient, llm: LLM) -> None:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "h"},
+                                          {"type": "text", "text": "i"}]}]  # fmt: skip
+    params = SamplingParams(max_tokens=2)
+    [want] = llm.chat(CHAT["messages"], params, use_tqdm=False)
+    assert llm.chat(turns, params, use_tqdm=False)[0].prompt == want.prompt
+    told = client.post("/tokenize", json={"messages": turns}).json()
+    assert told["tokens"] == want.prompt_token_ids

@@ -21,7 +21,7 @@ from .prometheus import ServerMetrics
 from .sampling import sampling_params
 from .schema.common import Sampled
 from .settings import ServerSettings
-from .tool_format import ToolFormat, format_of
+from .tool_format import ToolFormat, format_of, writes_calls
 
 __all__ = ["Serving", "serving_of"]
 
@@ -37,7 +37,9 @@ class Serving:
         self.bridge = Bridge(llm, settings, self.metrics.observe)
         self.created = int(time.time())
         self._detokenizers: DetokenizerFactory | None = None
-        self._tool_format: tuple[ToolFormat | None] | None = None  # once somebody has asked
+        # Once somebody has asked
+        self._tool_format: tuple[ToolFormat | None] | None = None
+        self._writes_calls: bool | None = None
         if llm.tokenizer is not None:
             self._detokenizers = DetokenizerFactory(llm.tokenizer)
 
@@ -60,6 +62,12 @@ class Serving:
             found = await self.bridge.in_thread(format_of, llm.prompts, llm.tokenizer)
             self._tool_format = (found,)
         return self._tool_format[0]
+
+    async def writes_calls(self) -> bool:
+        """The model's template writes calls of earlier answers, in whatever form."""
+        if self._writes_calls is None:
+            self._writes_calls = await self.bridge.in_thread(writes_calls, self.llm.prompts)
+        return self._writes_calls
 
     def model_name(self, asked: str | None) -> str:
         """The name that an answer carries. Raises ApiError for a model that is not here."""

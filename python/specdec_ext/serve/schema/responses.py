@@ -98,6 +98,10 @@ class ResponsesRequest(Sampled):
             turns.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*turns, {"role": "user", "content": self.input}]
+        if not self.input:
+            raise ApiError(
+                400, "input is an empty list; give a text or at least one message", param="input"
+            )
         for i, item in enumerate(self.input):
             if item.role is None or item.type not in (None, "message"):
                 raise ApiError(
