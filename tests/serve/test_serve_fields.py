@@ -218,7 +218,7 @@ def test_old_fields_of_functions_name_the_new_ones(
         ("/v1/completions", {"prompt": []}, "prompt"),
         ("/v1/completions", {"prompt": [[]]}, "prompt"),
         ("/v1/completions", {"prompt": [99999]}, "prompt"),
-        ("/v1/completions", {"prompt": [["a"]]}, "prompt"),
+        ("/v1/completions", {"prompt": [["a"]]}, "prompt.0.0"),
         ("/v1/completions", {"prompt": "x" * 600}, "prompt"),
         ("/v1/completions", {"prompt": ["x"] * 200000}, "n"),
         ("/v1/completions", {"logprobs": 99}, "logprobs"),
@@ -261,6 +261,63 @@ def test_refusals_elsewhere(
     refused(client, path, {**base, **values}, param)
 
 
+TEXT_PART = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "param", "said"),
+    [
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": [{**TEXT_PART, "cache_control": {}}]}]},
+         "messages.0.content.0.cache_control", "there is no such field; remove it"),
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": [TEXT_PART, {"type": "text", "text": 5}]}]},
+         "messages.0.content.1.text", "valid string, got 5"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]},
+         "messages.0.content", "expected a text or a list, got 5"),
+        ("/v1/chat/completions", {"stop": [1]}, "stop.0", "valid string, got 1"),
+        ("/v1/chat/completions", {"stop": 7}, "stop", "expected a text or a list, got 7"),
+        ("/v1/chat/completions", {"int": 7}, "int", "there is no such field"),
+        ("/v1/completions", {"prompt": ["a", None]}, "prompt.1", "valid string, got None"),
+        ("/v1/completions", {"prompt": [1, 2.5]}, "prompt.1", "valid integer, got 2.5"),
+        ("/v1/completions", {"prompt": [[1], ["a", "b"]]}, "prompt.1.0", "integer, got 'a'"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "x", "name": "me"}]},
+         "input.0.name", "there is no such field"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": "x", "detail": "auto"}]}]},
+         "input.0.content", "only parts of type 'text' are supported, got 'input_image'"),
+        ("/v1/responses", {"input": [{"role": "tool", "content": "x"}]}, "input.0.role",
+         "go to /v1/chat/completions"),
+        ("/v1/responses", {"input": [{"role": "king", "content": "x"}]}, "input.0.role",
+         "got 'king'"),
+        ("/v1/responses",
+         {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
+         "input.0", "got type 'function_call_output'; calls of functions"),
+        ("/v1/responses", {"input": []}, "input", "input is an empty list; give a text"),
+        ("/v1/responses", {"input": 5}, "input", "expected a text or a list, got 5"),
+    ],
+)  # fmt: skip
+def test_errors_inside_alternatives_are_those_of_the_one_that_was_meant(
+    client: TestClient, path: str, values: dict[str, Any], param: str, said: str
+) -> None:
+    assert said in refused(client, path, {**PATHS[path], **values}, param)["message"]
+
+
+def test_a_response_is_taken_as_input(client: TestClient) -> None:
+    """With everything that this server writes into it."""
+    more = {"include_token_sources": True, "include_steps": True,
+            "include": ["message.output_text.logprobs"]}  # fmt: skip
+    first = client.post("/v1/responses", json={**RESPONSE, **more}).json()
+    [part] = first["output"][0]["content"]
+    assert part["token_sources"] and part["steps"] and part["logprobs"]
+    turns = [{"role": "user", "content": "hi"}, *first["output"], {"role": "user", "content": "x"}]
+    reply = client.post("/v1/responses", json={**RESPONSE, "input": turns})
+    assert reply.status_code == 200, reply.text
+    plain = [turns[0], {"role": "assistant", "content": part["text"]}, turns[2]]
+    again = client.post("/v1/responses", json={**RESPONSE, "input": plain}).json()
+    assert reply.json()["usage"]["input_tokens"] == again["usage"]["input_tokens"]
+
+
 def test_a_missing_model_is_a_404(client: TestClient) -> None:
     for path, body in PATHS.items():
         error = refused(client, path, {**body, "model": "gpt-4"}, "model", 404)
@@ -284,6 +341,23 @@ def test_bodies_that_are_no_request(client: TestClient, content: bytes) -> None:
     reply = client.post("/v1/chat/completions", content=content, headers=headers)
     assert reply.status_code == 400, reply.text
     assert json.loads(reply.content)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the body is empty, or null; send a JSON object"),
+        (b"null", "the body is empty, or null"),
+        (b"7", "the body is 7; send a JSON object"),
+        (b'{"prompt": }', "not valid JSON: Expecting value at character 11"),
+        ('{"prompt": "\u00e9"}'.encode("latin-1"), "the body is not valid UTF-8"),
+        (b"[" * 100_000, "nested too deep"),
+    ],
+)
+def test_bodies_are_told_what_is_wrong(client: TestClient, content: bytes, said: str) -> None:
+    headers = {"content-type": "application/json"}
+    reply = client.post("/v1/completions", content=content, headers=headers)
+    assert reply.status_code == 400 and said in reply.json()["error"]["message"], reply.text
 
 
 def test_a_body_of_another_type_is_told_the_header(client: TestClient) -> None:
