@@ -43,7 +43,12 @@ class Running:
     """
 
     def __init__(
-        self, request: AsyncRequest, bridge: Bridge, seconds: float, request_id: str, form: str
+        self,
+        request: AsyncRequest,
+        bridge: Bridge,
+        seconds: float,
+        request_id: str = "",
+        form: str = "structured_outputs",
     ) -> None:
         self._request = request
         self._bridge = bridge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import Request
 
@@ -12,7 +12,7 @@ from ..config.validate import show
 from ..errors import RequestError
 from ..llm import LLM
 from ..request.structured_outputs import FIELD, StructuredOutputs
-from ..text.detokenizer import DetokenizerFactory
+from ..text.detokenizer import Detokenizer, DetokenizerFactory
 from .bridge import Bridge, PromptSource, Running
 from .constraints import constraint, refusal_of
 from .errors import ApiError, api_error
@@ -54,6 +54,15 @@ class Serving:
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes of a token, where the tokenizer has such."""
         return None if self._detokenizers is None else self._detokenizers.token_bytes(token_id)
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer | None:
+        """A decoder for the tokens of one text; None: the model has no tokenizer."""
+        return None if self._detokenizers is None else self._detokenizers.make(skip_special_tokens)
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """The texts of the tokenizer's special tokens, by their ids."""
+        return {} if self._detokenizers is None else self._detokenizers.special_tokens
 
     async def tool_format(self) -> ToolFormat | None:
         """How the model's template writes calls of functions; None: not in a way known here."""

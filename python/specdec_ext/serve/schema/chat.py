@@ -66,6 +66,7 @@ class ChatRequest(Choosing):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Any = None
     audio: Any = None
+    best_of: Any = None
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
