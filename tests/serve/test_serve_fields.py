@@ -362,6 +362,7 @@ def test_bodies_that_are_no_request(client: TestClient, content: bytes) -> None:
         (b'{"prompt": }', "not valid JSON: Expecting value at character 11"),
         ('{"prompt": "\u00e9"}'.encode("latin-1"), "the body is not valid UTF-8"),
         (b"[" * 100_000, "nested too deep"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "an integer of too many digits"),
     ],
 )
 def test_bodies_are_told_what_is_wrong(client: TestClient, content: bytes, said: str) -> None:

@@ -101,7 +101,8 @@ class Running:
             why = next(choice.error for choice in last.outputs if choice.finish_reason == "error")
             failure = engine_failed(why, self._form)
             level = logging.WARNING if failure.status < 500 else logging.ERROR
-            logger.log(level, "request %s failed: %s", self._request_id, why)
+            words = " ".join((why or "").split())  # one line, whatever a client has put into it
+            logger.log(level, "request %s failed: %s", self._request_id, words)
             raise failure
         return last
 

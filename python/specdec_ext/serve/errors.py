@@ -255,6 +255,8 @@ def install_handlers(app: FastAPI) -> None:
             text = "the body is not valid UTF-8; send JSON in UTF-8"
         elif isinstance(error.__cause__, RecursionError):
             text = "the body is nested too deep; send a flatter one"
+        elif isinstance(error.__cause__, ValueError):  # Python's limit
+            text = "the body has an integer of too many digits; send a shorter one"
         if error.status_code in (404, 405):
             text = f"{request.method} {show(request.url.path)}: {text.lower()}"
         answer = error_response(ApiError(error.status_code, text))

@@ -29,7 +29,7 @@ def _check_origin(where: str, text: str) -> None:
         parts, origin = urlsplit(""), ""
     if not parts.scheme or not parts.netloc:
         raise ConfigError(
-            f"{where} = {show(text)}: expected an origin such as https://example.org:8080, or *"
+            f"{where} = {show(text)}: expected an origin such as http://127.0.0.1:3000, or *"
         )
     if text != origin:
         raise ConfigError(
@@ -56,8 +56,8 @@ class ServerSettings:
     send_seconds         for a client to take an event; one that does not is disconnected
     drain_seconds        for answers that are running when the server is told to stop
     default_temperature  of requests that name none; OpenAI's is 1
-    cors_origins         origins whose pages may call the server, "https://host:port", or "*"; none:
-                         CORS is off
+    cors_origins         origins whose pages may call the server, "http://127.0.0.1:3000", or "*";
+                         none: CORS is off
     per_request_metrics  `metrics` in answers: "none", "summary", or "detailed" (lists per step)
     log_prompts          write prompts and answers into the access log
     """

@@ -127,9 +127,9 @@ def _calls(tool_calls: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
         try:
-            name, given = function["name"], function.get("arguments")  # type: ignore[index, union-attr]
-            if not isinstance(name, str):
+            if not isinstance(function, Mapping) or not isinstance(function["name"], str):
                 raise TypeError
+            name, given = function["name"], function.get("arguments")
             words = given or "{}" if isinstance(given, str | None) else json.dumps(given)
             arguments = json.loads(words)
         except (KeyError, TypeError, ValueError, RecursionError):
