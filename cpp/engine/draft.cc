@@ -187,7 +187,7 @@ void Executor::draft_on_host(RequestRecord& request, const DraftShare& share) {
     tree.reset(slot->history()[slot->len - 1]);
     const int drafts = std::min(request.draft_limit, request.offer.num_drafts());
     request.offer.take(drafts, &tree);
-    // Of steps on the host once a grammar has cut them (build_place).
+    // That of steps on the host is counted once a grammar has cut them (build_place).
     if (request.adaptive && host_ == nullptr) {
       totals_.expected_accepted_tokens += request.offer.expected(drafts);
     }

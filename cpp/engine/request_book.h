@@ -37,7 +37,7 @@ class RequestBook {
 
   // Sets what the request is promised; refuses one that the whole pool cannot hold.
   void promise(RequestRecord* request) const;
-  // Of a request that add() will bring: its caller knows it before it can be planned.
+  // The id of a request that add() will bring: its caller knows it before it can be planned.
   RequestId reserve() { return next_id_++; }
   // params.id: as reserved, in this order, or 0. Throws std::invalid_argument.
   RequestId add(std::unique_ptr<RequestRecord> request);

@@ -232,13 +232,16 @@ class LLM:
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
     ) -> list[RequestOutput]:
-        """generate() for one conversation, a list of {"role": ..., "content": ...}, or several.
+        """generate() for one conversation, a list of {"role": ..., "content": ...}, or several. A
+        content is a text, or a list of parts {"type": "text", "text": ...}.
 
         chat_template          None: the tokenizer's own; or "vicuna", "llama2", "chatml", a Jinja
                                template or the path of one
         add_generation_prompt  end the prompt with the start of the assistant's turn
+        chat_template_kwargs   more variables for the template, {"enable_thinking": False}
 
         Raises RequestError, ConfigError for a template that does not exist.
         """
@@ -250,7 +253,10 @@ class LLM:
         several = bool(messages) and isinstance(messages[0], (list, tuple))
         conversations = messages if several else [messages]
         items = [
-            self.prompts.read_chat(m, chat_template, add_generation_prompt) for m in conversations
+            self.prompts.read_chat(
+                m, chat_template, add_generation_prompt, template_kwargs=chat_template_kwargs
+            )
+            for m in conversations
         ]
         return self._decode(items, sampling_params, use_tqdm)
 

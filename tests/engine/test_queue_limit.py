@@ -38,8 +38,8 @@ def test_a_place_that_another_thread_takes_in_between_is_gone(
     engine.limits = dataclasses.replace(engine.limits, max_queued_requests=1)
     require_room, others = engine.require_room, []
 
-    def look_and_lose(count: int) -> None:
-        require_room(count)
+    def look_and_lose(count: int, reserved: int = 0) -> None:
+        require_room(count, reserved)
         if not others:
             others.append(None)
             others.append(engine.submit(engine.resolve([1, 2, 3], PARAMS)))

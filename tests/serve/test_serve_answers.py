@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from servers import make_app, make_llm
 from sse_reader import choice_text, chunks, events
 from starlette.testclient import TestClient
 
 from specdec_ext import LLM, SamplingParams
-from specdec_ext.serve.replies import completion_logprobs
+from specdec_ext.serve.replies import completion_logprobs, prompt_offsets
 from specdec_ext.text.outputs import Logprob
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abcabcabc"}]
@@ -197,6 +199,130 @@ def test_echo_brings_the_prompt_and_its_log_probabilities(client: TestClient, ll
     assert joined == got["token_logprobs"]
 
 
+def streamed_logprobs(client: TestClient, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The text and the log-probabilities of a stream, in one piece."""
+    parts = chunks(client.post("/v1/completions", json={**body, "stream": True}).text)
+    found = [part["choices"][0]["logprobs"] for part in parts]
+    return choice_text(parts), {k: [v for one in found for v in one[k]] for k in found[0]}
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_tokens_of_one_character_begin_where_it_does(
+    client: TestClient, llm: LLM, echo: bool
+) -> None:
+    """However they come, and with echo behind a prompt that has such characters, too."""
+    words = "a\u00e9\U0001f600b"
+    ids = llm.tokenizer(words)["input_ids"]
+    places = [0, *[1] * 2, *[2] * 4, 3]
+    assert len(ids) == len(places)
+    form = {"choice": [words]}
+    for prompt, before in ((words, places), (ids, places)):
+        body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, "logprobs": 1, "echo": echo,
+                "structured_outputs": form}  # fmt: skip
+        [choice] = client.post("/v1/completions", json=body).json()["choices"]
+        assert choice["text"] == words * (1 + echo)
+        got = choice["logprobs"]
+        assert got["text_offset"] == (before + [4 + i for i in places] if echo else places)
+        assert streamed_logprobs(client, body) == (choice["text"], got)
+
+
+def test_tokens_around_a_prompt_are_not_in_its_text() -> None:
+    """A tokenizer puts some there; a text may also have them written out."""
+
+    class Spelled:
+        def push(self, token_id: int) -> str:
+            return {0: "<s>", 1: "ab", 2: "c", 3: ""}[token_id]
+
+    special = {0: "<s>"}
+    for text, ids, want in (
+        ("abc", [0, 1, 2], [0, 0, 2]),
+        ("<s>abc", [0, 1, 2], [0, 3, 5]),
+        ("<s>abc", [0, 0, 1, 2, 0], [0, 3, 3, 5, 6]),
+        ("a", [1, 2, 2], [0, 1, 1]),  # the tokenizer has read other characters
+    ):
+        assert prompt_offsets(text, ids, Spelled(), special) == want  # type: ignore[arg-type]
+    assert prompt_offsets("", [1, 2], None, {}) == [0, 0]
+
+
+def test_the_chosen_token_is_in_every_row(client: TestClient, llm: LLM) -> None:
+    """Also where it is not among the best: OpenAI's rows have up to one more."""
+    body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 2, "seed": 3, "logprobs": 2,
+            "echo": True, "return_token_ids": True}  # fmt: skip
+    [choice] = client.post("/v1/completions", json=body).json()["choices"]
+    params = SamplingParams(max_tokens=24, temperature=2.0, seed=3, logprobs=2, prompt_logprobs=2)
+    [want] = llm.generate(PROMPT, params, use_tqdm=False)
+    rows = [*(want.prompt_logprobs or ())[1:], *(want.outputs[0].logprobs or ())]
+    got = choice["logprobs"]
+    sizes = set()
+    for token, score, top, row in zip(
+        got["tokens"][1:], got["token_logprobs"][1:], got["top_logprobs"][1:], rows, strict=True
+    ):
+        assert row is not None
+        texts = {value.decoded_token for value in row.values()}
+        assert set(top) == texts and token in texts
+        same = [value.logprob for value in row.values() if value.decoded_token == token]
+        assert top[token] == max(same) >= score
+        sizes.add(len(row))
+    assert sizes == {2, 3}
+
+
+def test_a_prompt_alone_with_its_scores(client: TestClient, llm: LLM) -> None:
+    """max_tokens = 0 with echo, as harnesses that score texts ask: no token is returned, or
+    counted."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    [want] = llm.generate("abcd", params, use_tqdm=False)
+    body = {"prompt": ["abcd", "abcd"], "max_tokens": 0, "temperature": 0, "logprobs": 1,
+            "echo": True, "return_token_ids": True}  # fmt: skip
+    answer = client.post("/v1/completions", json=body).json()
+    for choice in answer["choices"]:
+        assert (choice["text"], choice["token_ids"]) == ("abcd", [])
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+        got = choice["logprobs"]
+        assert got["tokens"] == list("abcd") and got["text_offset"] == [0, 1, 2, 3]
+        rows = zip(want.prompt_token_ids[1:], (want.prompt_logprobs or ())[1:], strict=True)
+        scores = [row[token].logprob for token, row in rows if row is not None]
+        assert got["token_logprobs"] == [None, *scores]
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (8, 0)
+    body["stream_options"] = {"include_usage": True}
+    parts = chunks(client.post("/v1/completions", json={**body, "stream": True}).text)
+    for i in (0, 1):
+        [part] = [p for p in parts if p["choices"] and p["choices"][0]["index"] == i]
+        streamed = part["choices"][0]
+        assert (streamed["text"], streamed["finish_reason"]) == ("abcd", "length")
+        assert streamed["logprobs"] == answer["choices"][i]["logprobs"]
+    assert parts[-1]["usage"]["completion_tokens"] == 0
+    plain = client.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 0, "echo": True})
+    assert plain.json()["choices"][0]["text"] == "abcd"
+    for more, said in (({}, "set echo = true for the prompt"), ({"echo": True, "min_tokens": 2},
+                       "min_tokens = 2 is greater")):  # fmt: skip
+        reply = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 0, **more})
+        assert reply.status_code == 400 and said in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_has_the_steps_that_read_the_prompt(tiny_path: Path, path: str) -> None:
+    """Those that bring no token, too, with the prompt's scores behind them."""
+    text = "a prompt of several chunks, " * 6
+    with make_llm(tiny_path, max_num_tokens=16, max_batch_size=4) as llm:
+        client = TestClient(make_app(llm), raise_server_exceptions=False)
+        body: dict[str, Any] = {"max_tokens": 6, "temperature": 0, "include_steps": True}
+        if "chat" in path:
+            body |= {"messages": [{"role": "user", "content": text}]}
+        else:
+            body |= {"prompt": text, "echo": True, "logprobs": 1}
+        [want] = client.post(path, json={**body, "cache_salt": "a"}).json()["choices"]
+        reply = client.post(path, json={**body, "stream": True, "cache_salt": "b"})
+        told = [choice for part in chunks(reply.text) for choice in part["choices"]]
+        steps = [without_times(step) for choice in told for step in choice.get("steps", [])]
+        assert steps == [without_times(step) for step in want["steps"]]
+        assert sum(step["is_prefill"] for step in steps) > 2
+        if "chat" not in path:
+            assert "".join(choice["text"] for choice in told) == want["text"]
+            scores = [v for choice in told for v in choice["logprobs"]["token_logprobs"]]
+            assert scores == want["logprobs"]["token_logprobs"]
+
+
 def test_responses(client: TestClient, llm: LLM) -> None:
     want = expected(llm, 12, {}, chat=True).outputs[0].text
     body = {
@@ -329,5 +455,5 @@ def test_models(client: TestClient) -> None:
 
 def test_of_tokens_with_one_text_the_better_one_is_shown() -> None:
     row = {7: Logprob(-2.0, 2, "a"), 5: Logprob(-1.0, 1, "a"), 6: Logprob(-3.0, 3, "b")}
-    got = completion_logprobs([7], [row], 3, 0)
+    got = completion_logprobs([7], [row], [0])
     assert got["top_logprobs"] == [{"a": -1.0, "b": -3.0}] and got["token_logprobs"] == [-2.0]

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import socket
+import threading
 from typing import Any
 
 import httpx2
@@ -15,6 +16,7 @@ from servers import Gate, LiveServer, all_returned, make_app, make_llm, wait_unt
 from sse_reader import choice_text, chunks, events
 
 from specdec_ext import LLM, SamplingParams
+from specdec_ext.errors import QueueFullError
 
 LONG: dict[str, Any] = {"prompt": "hello", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
@@ -82,6 +84,31 @@ def test_a_full_queue_is_a_429(tiny_path: Any, monkeypatch: pytest.MonkeyPatch) 
         assert again.status_code == 200
 
 
+def test_a_refusal_counts_the_requests_that_are_unfinished(
+    tiny_path: Any,
+) -> None:
+    """Those of others that are still being read are no more requests of this one's."""
+    with make_llm(tiny_path, max_queued_requests=4) as llm:
+        bridge = make_app(llm).state.serving.bridge
+        gate = threading.Event()
+
+        def reading(reader: Any) -> Any:
+            gate.wait()
+            return reader.read("a")
+
+        async def main() -> None:
+            params = SamplingParams(max_tokens=1)
+            first = [asyncio.ensure_future(bridge.start([reading], params)) for _ in range(4)]
+            await asyncio.sleep(0)
+            with pytest.raises(QueueFullError, match="1 more requests with 4 unfinished exceed"):
+                await bridge.start([reading], params)
+            gate.set()
+            for running in await asyncio.gather(*first):
+                await running[0].result()
+
+        asyncio.run(main())
+
+
 def test_a_deadline_is_a_504_or_the_last_event(llm: LLM, gate: Gate) -> None:
     with LiveServer(make_app(llm, request_seconds=0.2)) as live, all_returned(llm):
         gate.close()
@@ -106,7 +133,7 @@ def test_a_deadline_is_a_504_or_the_last_event(llm: LLM, gate: Gate) -> None:
 
 
 def test_an_engine_that_fails_is_a_500_without_its_words(
-    llm: LLM, live: LiveServer, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, live: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError("words of the inside")
@@ -120,6 +147,8 @@ def test_an_engine_that_fails_is_a_500_without_its_words(
         assert json.loads(list(events(streamed.text))[-2][1])["error"]["code"] == "engine_error"
         monkeypatch.undo()
         assert httpx2.post(live.url + "/v1/completions", json=LONG).status_code == 200
+    id_of = reply.headers["x-request-id"]
+    assert f"request {id_of} failed: forward pass failed: RuntimeError: words of" in caplog.text
 
 
 def test_a_closed_engine_is_a_503(tiny_path: Any) -> None:

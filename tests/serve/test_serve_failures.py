@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from servers import make_app, make_llm
+from sse_reader import events
 
 from specdec_ext import LLM, SamplingParams
+from specdec_ext.engine import grammar_masks
 from specdec_ext.errors import EngineError, RequestError
 from specdec_ext.text import chat_worker
 
@@ -83,6 +85,76 @@ def test_an_engine_that_fails_is_no_cancellation(
         assert output.finish_reason == "error" and "the device is gone" in output.error
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}, "min_tokens": 10},
+         "no token is allowed here: structured_outputs"),
+        ({"allowed_token_ids": [66], "bad_words": ["c"]}, "no token is allowed here"),
+        ({"response_format": {"type": "json_object"}, "allowed_token_ids": [66]},
+         "no token is allowed here: response_format"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_cannot_be_answered_is_told_why(
+    client: TestClient, caplog: pytest.LogCaptureFixture, asked: dict[str, Any], said: str,
+    stream: bool,
+) -> None:  # fmt: skip
+    """The log has it at the request's id."""
+    turn = {"messages": [TURN]} if "response_format" in asked else {"prompt": "a"}
+    path = CHAT if "messages" in turn else COMPLETIONS
+    body = {**turn, "max_tokens": 40, "temperature": 0, **asked, "stream": stream}
+    caplog.clear()
+    reply = client.post(path, json=body, headers={"X-Request-Id": "mine-7"})
+    if stream:
+        assert reply.status_code == 200
+        error = json.loads(list(events(reply.text))[-2][1])["error"]
+    else:
+        assert reply.status_code == 400
+        error = reply.json()["error"]
+    assert error["message"].startswith(said) and error["type"] == "invalid_request_error"
+    lines = [r for r in caplog.records if r.name == "specdec_ext" and "mine-7" in r.getMessage()]
+    assert len(lines) == 1 and said[:20] in lines[0].getMessage()
+
+
+def test_a_grammar_that_fails_is_named_by_the_requests_field(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its matcher was given a token that it does not allow, and no other can be made."""
+    start = grammar_masks.GrammarMasks.start
+
+    def spoil(self: Any, rid: int, compiled: Any, **options: Any) -> None:
+        start(self, rid, compiled, **options)
+        output = self._outputs[rid]
+        output.matcher.consume_token(66)
+        monkeypatch.setattr(output.grammar, "_make", None)
+
+    monkeypatch.setattr(grammar_masks.GrammarMasks, "start", spoil)
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    body = {"messages": [TURN], "max_tokens": 4, "response_format": form}
+    reply = client.post(CHAT, json=body)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["message"].startswith("the grammar of response_format failed: ")
+
+
+def test_scores_that_are_no_numbers_are_named(
+    llm: LLM, client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = llm.engine.model.forward
+
+    def broken(plan: Any, *more: Any) -> Any:
+        scores = forward(plan, *more)
+        scores[:] = float("nan")
+        llm.engine.model.best_ids = None  # they were of other scores
+        return scores
+
+    monkeypatch.setattr(llm.engine.model, "forward", broken)
+    reply = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 3})
+    assert reply.status_code == 500 and reply.json()["error"]["code"] == "engine_error"
+    assert "scores hold a NaN" in reply.json()["error"]["message"]
+    assert f"request {reply.headers['x-request-id']} failed: the model's scores" in caplog.text
+
+
 def test_an_unexpected_error_has_a_line_and_an_id(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,14 +178,14 @@ def test_an_unexpected_error_has_a_line_and_an_id(
         assert [line["status"] for line in lines] == [500]
 
 
+TURN = {"role": "user", "content": "hello"}
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
         schema = {"type": "array", "items": schema}
     return schema
-
-
-TURN = {"role": "user", "content": "hello"}
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as responses_params
+from servers import make_app, make_llm
 from starlette.testclient import TestClient
 
+from specdec_ext import LLM, SamplingParams
 from specdec_ext.serve.schema.chat import ChatRequest, Message, conversation
 from specdec_ext.serve.schema.common import OFF
 from specdec_ext.serve.schema.completions import CompletionRequest
@@ -66,6 +70,8 @@ def test_fields_that_are_not_served(client: TestClient, name: str) -> None:
         for off in OFF[name][0]:
             assert client.post(path, json={**body, own[name]: off}).status_code == 200
         for value in ({"x": 1}, ["x"], "something", 7, True):
+            if any(value is off for off in OFF[name][0]):
+                continue
             assert (
                 own[name] in refused(client, path, {**body, own[name]: value}, own[name])["message"]
             )
@@ -78,6 +84,7 @@ def test_fields_that_are_not_served(client: TestClient, name: str) -> None:
         {"parallel_tool_calls": True, "response_format": {"type": "text"}, "tools": [], "n": 1},
         {"structured_outputs": None, "speculative_config": None, "temperature": None, "stop": None},
         {"speculative_config": True, "cache_salt": "s"},
+        {"chat_template_kwargs": None, "best_of": 1, "detokenize": True, "guided_json": None},
         {"speculative_config": {"max_draft_len": 1, "adaptive": False}},
         {"speculative_config": "ngram"},
         {"max_completion_tokens": 2, "top_p": 1, "add_generation_prompt": True},
@@ -162,6 +169,9 @@ def test_values_that_are_accepted(client: TestClient, values: dict[str, Any]) ->
         ({"tools": [{"type": "function", "function": {"name": "f"}}],
           "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"cache_salt": 5}, "cache_salt"),
+        ({"chat_template_kwargs": ["x"]}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"bad_words": [5]}, "bad_words.0"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
@@ -204,6 +214,13 @@ def test_old_fields_of_functions_name_the_new_ones(
     assert remedy in error["message"]
 
 
+@pytest.mark.parametrize("name", ["choice", "grammar", "json", "regex"])
+def test_vllms_old_fields_of_forms_name_the_new_one(client: TestClient, name: str) -> None:
+    for path, body in PATHS.items():
+        error = refused(client, path, {**body, f"guided_{name}": ["x"]}, f"guided_{name}")
+        assert f'give it as structured_outputs = {{"{name}": ...}}' in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "values", "param"),
     [
@@ -211,7 +228,7 @@ def test_old_fields_of_functions_name_the_new_ones(
         ("/v1/completions", {"prompt": []}, "prompt"),
         ("/v1/completions", {"prompt": [[]]}, "prompt"),
         ("/v1/completions", {"prompt": [99999]}, "prompt"),
-        ("/v1/completions", {"prompt": [["a"]]}, "prompt"),
+        ("/v1/completions", {"prompt": [["a"]]}, "prompt.0.0"),
         ("/v1/completions", {"prompt": "x" * 600}, "prompt"),
         ("/v1/completions", {"prompt": ["x"] * 200000}, "n"),
         ("/v1/completions", {"logprobs": 99}, "logprobs"),
@@ -241,6 +258,8 @@ def test_old_fields_of_functions_name_the_new_ones(
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": "ab"}, "tokens"),
     ],
@@ -250,6 +269,63 @@ def test_refusals_elsewhere(
 ) -> None:
     base = {"/v1/completions": TEXT, "/v1/responses": RESPONSE}.get(path, {})
     refused(client, path, {**base, **values}, param)
+
+
+TEXT_PART = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "param", "said"),
+    [
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": [{**TEXT_PART, "cache_control": {}}]}]},
+         "messages.0.content.0.cache_control", "there is no such field; remove it"),
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": [TEXT_PART, {"type": "text", "text": 5}]}]},
+         "messages.0.content.1.text", "valid string, got 5"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]},
+         "messages.0.content", "expected a text or a list, got 5"),
+        ("/v1/chat/completions", {"stop": [1]}, "stop.0", "valid string, got 1"),
+        ("/v1/chat/completions", {"stop": 7}, "stop", "expected a text or a list, got 7"),
+        ("/v1/chat/completions", {"int": 7}, "int", "there is no such field"),
+        ("/v1/completions", {"prompt": ["a", None]}, "prompt.1", "valid string, got None"),
+        ("/v1/completions", {"prompt": [1, 2.5]}, "prompt.1", "valid integer, got 2.5"),
+        ("/v1/completions", {"prompt": [[1], ["a", "b"]]}, "prompt.1.0", "integer, got 'a'"),
+        ("/v1/responses", {"input": [{"role": "user", "content": "x", "name": "me"}]},
+         "input.0.name", "there is no such field"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": "x", "detail": "auto"}]}]},
+         "input.0.content", "only parts of type 'text' are supported, got 'input_image'"),
+        ("/v1/responses", {"input": [{"role": "tool", "content": "x"}]}, "input.0.role",
+         "go to /v1/chat/completions"),
+        ("/v1/responses", {"input": [{"role": "king", "content": "x"}]}, "input.0.role",
+         "got 'king'"),
+        ("/v1/responses",
+         {"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]},
+         "input.0", "got type 'function_call_output'; calls of functions"),
+        ("/v1/responses", {"input": []}, "input", "input is an empty list; give a text"),
+        ("/v1/responses", {"input": 5}, "input", "expected a text or a list, got 5"),
+    ],
+)  # fmt: skip
+def test_errors_inside_alternatives_are_those_of_the_one_that_was_meant(
+    client: TestClient, path: str, values: dict[str, Any], param: str, said: str
+) -> None:
+    assert said in refused(client, path, {**PATHS[path], **values}, param)["message"]
+
+
+def test_a_response_is_taken_as_input(client: TestClient) -> None:
+    """With everything that this server writes into it."""
+    more = {"include_token_sources": True, "include_steps": True,
+            "include": ["message.output_text.logprobs"]}  # fmt: skip
+    first = client.post("/v1/responses", json={**RESPONSE, **more}).json()
+    [part] = first["output"][0]["content"]
+    assert part["token_sources"] and part["steps"] and part["logprobs"]
+    turns = [{"role": "user", "content": "hi"}, *first["output"], {"role": "user", "content": "x"}]
+    reply = client.post("/v1/responses", json={**RESPONSE, "input": turns})
+    assert reply.status_code == 200, reply.text
+    plain = [turns[0], {"role": "assistant", "content": part["text"]}, turns[2]]
+    again = client.post("/v1/responses", json={**RESPONSE, "input": plain}).json()
+    assert reply.json()["usage"]["input_tokens"] == again["usage"]["input_tokens"]
 
 
 def test_a_missing_model_is_a_404(client: TestClient) -> None:
@@ -277,6 +353,24 @@ def test_bodies_that_are_no_request(client: TestClient, content: bytes) -> None:
     assert json.loads(reply.content)["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the body is empty, or null; send a JSON object"),
+        (b"null", "the body is empty, or null"),
+        (b"7", "the body is 7; send a JSON object"),
+        (b'{"prompt": }', "not valid JSON: Expecting value at character 11"),
+        ('{"prompt": "\u00e9"}'.encode("latin-1"), "the body is not valid UTF-8"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "an integer of too many digits"),
+    ],
+)
+def test_bodies_are_told_what_is_wrong(client: TestClient, content: bytes, said: str) -> None:
+    headers = {"content-type": "application/json"}
+    reply = client.post("/v1/completions", content=content, headers=headers)
+    assert reply.status_code == 400 and said in reply.json()["error"]["message"], reply.text
+
+
 def test_a_body_of_another_type_is_told_the_header(client: TestClient) -> None:
     """What curl -d sends without -H."""
     headers = {"content-type": "application/x-www-form-urlencoded"}
@@ -301,3 +395,46 @@ def test_arguments_of_earlier_calls_keep_the_clients_words() -> None:
     [turn] = conversation(turns)
     line = f'{{"name": "go", "arguments": {own}}}'
     assert turn["content"] == f"Yes.\n{line}\n{line}"
+    call["function"]["arguments"] = {"city": "R\u00f6m"}
+    empty = {"function": {"name": "stay", "arguments": ""}}
+    [turn] = conversation([Message(role="assistant", tool_calls=[call, empty])])
+    assert [json.loads(line) for line in turn["content"].split("\n")] == [
+        {"name": "go", "arguments": {"city": "R\u00f6m"}}, {"name": "stay", "arguments": {}},
+    ]  # fmt: skip
+    kept = conversation(
+        [Message(role="assistant", tool_calls=[call]),
+         Message(role="tool", tool_call_id="1", content="x")],
+        keeps_calls=True,
+    )  # fmt: skip
+    assert kept[0]["tool_calls"][0]["id"] == kept[1]["tool_call_id"] == "1"
+
+
+def test_variables_of_the_chat_template(tiny_path: Path, tmp_path: Path) -> None:
+    """In a chat, in /tokenize and in LLM.chat alike."""
+    folder = shutil.copytree(tiny_path, tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{% if enable_thinking is false %} at once{% endif %}"
+    )
+    with make_llm(folder) as llm:
+        asked = TestClient(make_app(llm), raise_server_exceptions=False)
+        for given, text in (({"enable_thinking": False}, "hi at once"), (None, "hi"), ({}, "hi")):
+            body = {"messages": CHAT["messages"], "chat_template_kwargs": given}
+            tokens = asked.post("/tokenize", json=body).json()["tokens"]
+            assert llm.tokenizer.decode(tokens) == text
+            answer = asked.post("/v1/chat/completions", json={**CHAT, **body}).json()
+            assert answer["usage"]["prompt_tokens"] == len(tokens)
+            [output] = llm.chat(
+                CHAT["messages"], SamplingParams(max_tokens=1), chat_template_kwargs=given,
+                use_tqdm=False,
+            )  # fmt: skip
+            assert output.prompt == text
+
+
+def test_parts_of_text_are_what_llm_chat_takes(client: TestClient, llm: LLM) -> None:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "h"},
+                                          {"type": "text", "text": "i"}]}]  # fmt: skip
+    params = SamplingParams(max_tokens=2)
+    [want] = llm.chat(CHAT["messages"], params, use_tqdm=False)
+    assert llm.chat(turns, params, use_tqdm=False)[0].prompt == want.prompt
+    told = client.post("/tokenize", json={"messages": turns}).json()
+    assert told["tokens"] == want.prompt_token_ids

@@ -81,7 +81,7 @@ def test_salts() -> None:
         {"served_model_names": []}, {"served_model_names": "tiny"}, {"api_keys": ["short"]},
         {"api_keys": ["with\nline-end"]}, {"max_body_bytes": 1}, {"request_seconds": 0},
         {"drain_seconds": -1}, {"default_temperature": float("nan")},
-        {"per_request_metrics": "some"},
+        {"per_request_metrics": "some"}, {"served_model_names": ["m", ""]},
     ],
 )  # fmt: skip
 def test_settings_are_checked(values: dict[str, Any]) -> None:
@@ -115,6 +115,35 @@ def test_other_origins_only_if_named(llm: LLM) -> None:
     opened = TestClient(make_app(llm, cors_origins=["https://github.com"], api_keys=KEYS))
     reply = opened.options("/v1/models", headers=headers)
     assert reply.headers["access-control-allow-origin"] == "https://github.com"
+
+
+def test_pages_may_send_headers_of_their_own(llm: LLM) -> None:
+    """What OpenAI's JavaScript client asks for in front of a request, and then may read."""
+    client = TestClient(make_app(llm, cors_origins=["https://github.com"]))
+    names = "authorization,content-type,x-stainless-arch,x-stainless-retry-count"
+    headers = {"Origin": "https://github.com", "Access-Control-Request-Method": "POST",
+               "Access-Control-Request-Headers": names}  # fmt: skip
+    asked = client.options("/v1/chat/completions", headers=headers)
+    assert asked.status_code == 200, asked.text
+    allowed = asked.headers["access-control-allow-headers"].lower().replace(" ", "").split(",")
+    assert set(names.split(",")) <= set(allowed)
+    reply = client.post("/v1/completions", json=BODY, headers={"Origin": "https://github.com"})
+    assert "X-Request-Id" in reply.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "said"),
+    [
+        ("https://github.com/", "give https://github.com$"),
+        ("https://github.com/page", "give https://github.com$"),
+        ("HTTPS://GitHub.com:8080", "give https://github.com:8080$"),
+        ("github.com", "expected an origin such as"),
+        ("http://[::1", "expected an origin such as"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ServerSettings(["m"], cors_origins=["*", "http://127.0.0.1:3000", origin])
 
 
 def test_the_access_log_has_ids_and_counts_but_no_text(

@@ -228,25 +228,27 @@ def test_each_choice_ends_once(client: Any, path: str) -> None:
     assert found == [(0, "stop"), (1, None), (1, None), (1, "length")]
 
 
-def test_a_prompt_is_echoed_once(client: Any) -> None:
+def test_a_prompt_is_echoed_once(client: Any, llm: LLM) -> None:
     """Also where the first token is a part of a character, so that its event has no text."""
     body = CompletionRequest(prompt="ab", echo=True, logprobs=0, stream=True)
     request: Any = SimpleNamespace(app=client.app, state=SimpleNamespace(log={}))
     answer = completions._Answer(request, body, "tiny", 1)
-    row = [{7: Logprob(-1.0, 1, "x")}]
-    steps = [("", "", 1, None), ("\u20ac", "\u20ac", 2, None), ("\u20acx", "x", 3, "length")]
+    ids = llm.tokenizer("\u00e9x")["input_ids"]
+    assert len(ids) == 3
+    rows = [{token: Logprob(-1.0, 1, "x")} for token in ids]
+    steps = [("", "", 1, None), ("\u00e9", "\u00e9", 2, None), ("\u00e9x", "x", 3, "length")]
     told = answer.begin()
     for text, new, count, reason in steps:
         choice = CompletionOutput(
-            0, text, [7] * count, logprobs=row * count, finish_reason=reason, delta_text=new,
-            delta_token_ids=[7],
+            0, text, ids[:count], logprobs=rows[:count], finish_reason=reason, delta_text=new,
+            delta_token_ids=ids[count - 1 : count],
         )  # fmt: skip
         finished = reason is not None
         output = RequestOutput("r", "ab", [1, 2], [choice], finished)
         output.prompt_logprobs = [None, {2: Logprob(-2.0, 1, "b")}]
         told += answer.news(0, output)
     choices = [part["choices"][0] for part in chunks((told + DONE).decode())]
-    assert [choice["text"] for choice in choices] == ["ab", "\u20ac", "x"]
+    assert [choice["text"] for choice in choices] == ["ab", "\u00e9", "x"]
     scores = [choice["logprobs"]["token_logprobs"] for choice in choices]
     assert scores == [[None, -2.0, -1.0], [-1.0], [-1.0]]
     assert [choice["logprobs"]["text_offset"][-1] for choice in choices] == [2, 2, 3]

@@ -16,7 +16,14 @@ from servers import LiveServer, make_app, make_llm
 from specdec_ext import LLM, SamplingParams
 from specdec_ext.errors import RequestError
 from specdec_ext.request.structured_outputs import check_structured_outputs
-from specdec_ext.serve.tool_format import CLOSING, OPENING, CallReader, ToolFormat, format_of
+from specdec_ext.serve.tool_format import (
+    CLOSING,
+    OPENING,
+    CallReader,
+    ToolFormat,
+    format_of,
+    writes_calls,
+)
 from specdec_ext.text.grammar import GrammarCompiler
 from tiny_models import save_tiny
 
@@ -316,6 +323,66 @@ def test_a_conversation_goes_on_behind_a_call(caller: Any, api: openai.OpenAI) -
     text, ids = llm.prompts.read_chat(given, tools=TOOLS)
     assert f"{OPENING}\n{CALL}\n{CLOSING}" in text
     assert answer.usage.prompt_tokens == len(ids)
+
+
+HISTORY: Any = [
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "call-1", "type": "function",
+         "function": {"name": "travel", "arguments": '{"city": "Rome"}'}}]},
+    {"role": "tool", "tool_call_id": "call-1", "content": "done"},
+]  # fmt: skip
+
+
+def prompt_of(api: openai.OpenAI, **more: Any) -> list[int]:
+    """The prompt of a chat, which /tokenize has to know as well."""
+    body = {"messages": HISTORY, "tools": TOOLS, **more}
+    whole = ask(api, **body, max_tokens=1, extra_body={"return_token_ids": True})
+    told = api._client.post(f"{api.base_url.copy_with(path='/tokenize')}", json=body)
+    assert told.status_code == 200 and told.json()["tokens"] == whole.prompt_token_ids
+    return list(whole.prompt_token_ids)
+
+
+def test_calls_of_earlier_answers_keep_the_templates_form(caller: Any, api: openai.OpenAI) -> None:
+    """Whatever the next answer may be: they are the tokens that the model has written."""
+    llm, _ = caller
+    written = f"{OPENING}\n{CALL}\n{CLOSING}"
+    named = {"type": "function", "function": {"name": "travel"}}
+    for more in (
+        {"tool_choice": "auto"}, {"tool_choice": "none"}, {"tool_choice": "required"},
+        {"tool_choice": named}, {"tools": []},
+    ):  # fmt: skip
+        text = llm.tokenizer.decode(prompt_of(api, **more))
+        assert text.count(written) == 1, more
+        assert text.count(CALL) == 1
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}, "{}"])
+def test_calls_without_arguments_and_with_objects(
+    caller: Any, api: openai.OpenAI, arguments: Any
+) -> None:
+    """As vLLM takes them."""
+    call = {"type": "function", "function": {"name": "stay", "arguments": arguments}}
+    turns = [HISTORY[0], {"role": "assistant", "tool_calls": [call]}]
+    text = caller[0].tokenizer.decode(prompt_of(api, messages=turns))
+    assert f'{OPENING}\n{{"name": "stay", "arguments": {{}}}}\n{CLOSING}' in text
+    call["function"]["arguments"] = {"city": "Rome"}
+    text = caller[0].tokenizer.decode(prompt_of(api, messages=turns))
+    assert '{"name": "stay", "arguments": {"city": "Rome"}}' in text
+
+
+def test_templates_that_write_calls(tmp_path: Path) -> None:
+    """In a form that is not known here, too: of which no answer can be read."""
+    for i, (template, writes) in enumerate(
+        (
+            (QWEN.replace("tool_call>", "call>"), True),
+            (QWEN.replace("message.tool_calls or []", "[]"), False),
+            ("{{ raise_exception('no') }}", False),
+        )
+    ):
+        with make_llm(with_template(save_tiny(tmp_path / f"tiny{i}"), template)) as llm:
+            assert writes_calls(llm.prompts) is writes
+            assert format_of(llm.prompts, llm.tokenizer) is None
 
 
 def test_what_is_refused(api: openai.OpenAI, tmp_path: Path) -> None:

@@ -184,3 +184,18 @@ def test_default_models_tokenizer(default_model_path: Any) -> None:
     for text in TEXTS:
         ids = tokenizer(text)["input_ids"]
         assert "".join(stream(factory, ids, True)) == full(tokenizer, ids, True) == text
+
+
+def test_special_tokens_have_their_texts() -> None:
+    """From the tokenizer's file, or from a tokenizer in Python that has none."""
+
+    class Slow:
+        all_special_ids = (3, 4)
+
+        def decode(self, ids: list[int], **_: Any) -> str:
+            return f"<{ids[0]}>"
+
+    known = TOKENIZERS["byte_level"]
+    end = known.convert_tokens_to_ids("<|end|>")
+    assert DetokenizerFactory(known).special_tokens == {end: "<|end|>"}
+    assert DetokenizerFactory(Slow()).special_tokens == {3: "<3>", 4: "<4>"}

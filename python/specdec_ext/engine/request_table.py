@@ -89,11 +89,14 @@ class RequestTable:
         grammar = self._compiler.compile(resolved.params.structured_outputs)
         return dataclasses.replace(resolved, grammar=grammar)
 
-    def require_room(self, count: int) -> None:
-        """Raise QueueFullError unless `count` more requests may be submitted now."""
+    def require_room(self, count: int, reserved: int = 0) -> None:
+        """Raise QueueFullError unless `count` more requests may be submitted now.
+
+        reserved  requests of others that are about to be submitted
+        """
         self._require_open()
         self._cancel_dropped()
-        self.limits.require_room(len(self._states), count)
+        self.limits.require_room(len(self._states) + reserved, count)
 
     @property
     def is_open(self) -> bool:

@@ -51,7 +51,8 @@ def take_apart(blocks: Tensor, format: str) -> tuple[Tensor, list[Tensor]]:
 
 
 def _fifth_bits(blocks: Tensor, count: int) -> tuple[Tensor, list[Tensor]]:
-    """Of q5_1, with `count` 2 factors, which q5_k holds; of q5_0 u - 16 + 128, as q8_0's."""
+    """The numbers of q5_1, with `count` 2 factors, as q5_k has them; those of q5_0, u - 16 + 128,
+    as q8_0's."""
     import torch
 
     factors = blocks[..., : 2 * count].contiguous().view(torch.float16)

@@ -40,7 +40,8 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            allow_headers=["*"],  # clients send headers of their own: OpenAI's, x-stainless-*
+            expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_middleware(AccessLog)
     return app

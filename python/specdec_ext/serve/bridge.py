@@ -9,6 +9,7 @@ Reading a prompt (template, tokenizer) and submitting it happen in a few threads
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ import anyio.to_thread
 
 from ..engine.background import AsyncRequest
 from ..llm import LLM
+from ..log import logger
 from ..request.sampling_params import SamplingParams
 from ..text.outputs import RequestNews, RequestOutput
 from ..text.prompts import PromptReader, TokenizedPrompt
@@ -40,9 +42,17 @@ class Running:
     server ends it.
     """
 
-    def __init__(self, request: AsyncRequest, bridge: Bridge, seconds: float) -> None:
+    def __init__(
+        self,
+        request: AsyncRequest,
+        bridge: Bridge,
+        seconds: float,
+        request_id: str = "",
+        form: str = "structured_outputs",
+    ) -> None:
         self._request = request
         self._bridge = bridge
+        self._request_id, self._form = request_id, form
         self._follower = request.follow()
         self._last: RequestOutput | None = None
         self._why: ApiError | None = None
@@ -87,8 +97,13 @@ class Running:
         reasons = {choice.finish_reason for choice in last.outputs}
         if "cancelled" in reasons:  # by end(), or because the engine was closed
             raise self._why or draining()
-        if "error" in reasons:  # the engine has logged it
-            raise engine_failed()
+        if "error" in reasons:
+            why = next(choice.error for choice in last.outputs if choice.finish_reason == "error")
+            failure = engine_failed(why, self._form)
+            level = logging.WARNING if failure.status < 500 else logging.ERROR
+            words = " ".join((why or "").split())  # one line, whatever a client has put into it
+            logger.log(level, "request %s failed: %s", self._request_id, words)
+            raise failure
         return last
 
 
@@ -128,8 +143,18 @@ class Bridge:
         """Why new requests are not taken, for who asks while they are not."""
         return draining() if self._draining else engine_stopped()
 
-    async def start(self, sources: Sequence[PromptSource], params: SamplingParams) -> list[Running]:
+    async def start(
+        self,
+        sources: Sequence[PromptSource],
+        params: SamplingParams,
+        *,
+        request_id: str = "",
+        form: str = "structured_outputs",
+    ) -> list[Running]:
         """Submit one request per prompt, all or none.
+
+        request_id  that the log has for them
+        form        the field of the request that asks for its answer's form
 
         Raises RequestError (QueueFullError), ApiError.
         """
@@ -143,14 +168,14 @@ class Bridge:
                 f"the {most} that the server holds; send fewer at once", param="n",
             )  # fmt: skip
         with self._lock:  # held for a sum; nothing in it waits
-            self.llm.engine.require_room(self._reserved + count)
+            self.llm.engine.require_room(count, self._reserved)
             self._reserved += count
         held = [count]
         try:
             requests = await self.in_thread(self._submit, sources, params, held)
         finally:
             self._release(held)
-        return [Running(request, self, self._seconds) for request in requests]
+        return [Running(request, self, self._seconds, request_id, form) for request in requests]
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """The result of `work`, done in one of a few threads."""

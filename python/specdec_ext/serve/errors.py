@@ -46,7 +46,15 @@ _KINDS: Mapping[int, tuple[str, str | None]] = {
     504: ("server_error", "timeout"),
 }
 RETRY_SECONDS = 1
-_MEMBERS = ("str", "int", "float", "bool")
+# How the errors of requests begin that ask for what cannot be (cpp/engine/decide.cc,
+# engine/grammar_masks.py), and those of requests for which the model has no scores
+# (cpp/engine/deliver.cc).
+_AT_FAULT = ("no token is allowed here", "the grammar of structured_outputs failed")
+_BAD_SCORES = "the model's scores "
+# Members of unions as pydantic names them -> what a client is told of them; lists have brackets.
+_MEMBERS: Mapping[str, str] = {
+    "str": "a text", "int": "an integer", "float": "a number", "bool": "true or false",
+}  # fmt: skip
 _FIELD = re.compile(r"SamplingParams\.(\w+)")
 
 
@@ -94,9 +102,23 @@ def engine_stopped() -> ApiError:
     )
 
 
-def engine_failed() -> ApiError:
+def engine_failed(error: str | None, form: str) -> ApiError:
+    """What a request that ended with an error is told: why, where the words are the engine's own
+    and tell of nothing inside; else that the log has them.
+
+    error  CompletionOutput.error
+    form   the field that asks for the answer's form, which the engine calls structured_outputs
+    """
+    text = error or ""
+    if text.startswith(_AT_FAULT):
+        return ApiError(400, text.replace("structured_outputs", form))
+    if text.startswith(_BAD_SCORES):
+        return ApiError(500, f"{text}; the model cannot answer this request", code="engine_error")
     return ApiError(
-        500, "the request failed while it ran; the server's log says why", code="engine_error"
+        500,
+        "the request failed while it ran; the server's log says why, at the id that the answer's "
+        "X-Request-Id gives",
+        code="engine_error",
     )
 
 
@@ -138,22 +160,74 @@ def error_response(error: ApiError) -> Response:
     )
 
 
+def _is_member(part: Any) -> bool:
+    """A part of a place names a member of a union, not a field."""
+    return isinstance(part, str) and (part in _MEMBERS or part.endswith("]"))
+
+
+def _num_named(error: Mapping[str, Any]) -> int:
+    """The parts of its place that this server has named: not a field that is the client's alone."""
+    return len(error["loc"]) - (error.get("type") == "extra_forbidden")
+
+
+def _is_other_type(error: Mapping[str, Any], depth: int) -> bool:
+    """The whole value at this depth is of another type."""
+    return len(error["loc"]) == depth and str(error.get("type", "")).endswith("_type")
+
+
+def _told(errors: Sequence[Mapping[str, Any]], depth: int = 0) -> Mapping[str, Any]:
+    """The finding that says what is wrong: the first one. Where that is about a member of a union,
+    it is the first of the member whose type the value has; of several, of that one which reads
+    most of the value."""
+    first = errors[0]
+    place = first["loc"]
+    at = next((i for i in range(depth, _num_named(first)) if _is_member(place[i])), None)
+    if at is None:
+        return first
+    members: dict[Any, list[Mapping[str, Any]]] = {}
+    for error in errors:
+        if error["loc"][:at] == place[:at] and len(error["loc"]) > at:
+            members.setdefault(error["loc"][at], []).append(error)
+    fitting = [
+        found
+        for found in members.values()
+        if not any(_is_other_type(error, at + 1) for error in found)
+    ]
+    if fitting:
+        furthest = max(fitting, key=lambda found: _how_far(found[0]["loc"][at + 1 :]))
+        return _told(furthest, at + 1)
+    kinds = " or ".join(dict.fromkeys(_MEMBERS.get(member, "a list") for member in members))
+    return {**first, "loc": place[:at], "type": "union_type", "msg": f"expected {kinds}"}
+
+
+def _how_far(place: Sequence[Any]) -> tuple[Any, ...]:
+    """Sorts places by how much of a value stands in front of them, entries of lists by number."""
+    return tuple(part if isinstance(part, int) else 0 for part in place)
+
+
 def _validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """pydantic's findings as one 400: the first, by the name of the field."""
+    """pydantic's findings as one 400: the one that says most, by the name of the field."""
     if not errors:
         return ApiError(400, "the request is not valid")
-    first = errors[0]
+    first = _told(errors)
     place = first.get("loc", ())
     if first.get("type") == "json_invalid":
-        return ApiError(400, "the body is not valid JSON", code="invalid_json")
+        about = first.get("ctx", {}).get("error", "")
+        where = f"{about} at character {place[-1]}" if about and len(place) > 1 else "no JSON"
+        return ApiError(400, f"the body is not valid JSON: {where}", code="invalid_json")
     if len(place) == 1 and isinstance(first.get("input"), bytes):  # it was not read as JSON
         return ApiError(
             400, "the request does not say that its body is JSON; send Content-Type: "
             "application/json", code="invalid_json",
         )  # fmt: skip
+    if len(place) == 1:
+        given = first.get("input")
+        what = "is empty, or null" if given is None else f"is {show(given)}"
+        return ApiError(400, f"the body {what}; send a JSON object", code="invalid_json")
     # "body", then the names of fields and, behind a union's, the member that was tried.
-    names = [str(part) for part in place[1:]]
-    param = ".".join(n for n in names if n not in _MEMBERS and "[" not in n)[:200] or None
+    known = _num_named(first)
+    names = [part for part in place[1:known] if not _is_member(part)] + list(place[known:])
+    param = ".".join(map(str, names))[:200] or None
     message = str(first.get("msg", "not valid"))
     if first.get("type") == "extra_forbidden":
         message = "there is no such field; remove it"
@@ -177,6 +251,12 @@ def install_handlers(app: FastAPI) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = str(error.detail)
+        if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI could not read the body
+            text = "the body is not valid UTF-8; send JSON in UTF-8"
+        elif isinstance(error.__cause__, RecursionError):
+            text = "the body is nested too deep; send a flatter one"
+        elif isinstance(error.__cause__, ValueError):  # Python's limit
+            text = "the body has an integer of too many digits; send a shorter one"
         if error.status_code in (404, 405):
             text = f"{request.method} {show(request.url.path)}: {text.lower()}"
         answer = error_response(ApiError(error.status_code, text))

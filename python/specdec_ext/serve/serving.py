@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import Request
 
@@ -12,7 +12,7 @@ from ..config.validate import show
 from ..errors import RequestError
 from ..llm import LLM
 from ..request.structured_outputs import FIELD, StructuredOutputs
-from ..text.detokenizer import DetokenizerFactory
+from ..text.detokenizer import Detokenizer, DetokenizerFactory
 from .bridge import Bridge, PromptSource, Running
 from .constraints import constraint, refusal_of
 from .errors import ApiError, api_error
@@ -21,7 +21,7 @@ from .prometheus import ServerMetrics
 from .sampling import sampling_params
 from .schema.common import Sampled
 from .settings import ServerSettings
-from .tool_format import ToolFormat, format_of
+from .tool_format import ToolFormat, format_of, writes_calls
 
 __all__ = ["Serving", "serving_of"]
 
@@ -37,7 +37,9 @@ class Serving:
         self.bridge = Bridge(llm, settings, self.metrics.observe)
         self.created = int(time.time())
         self._detokenizers: DetokenizerFactory | None = None
-        self._tool_format: tuple[ToolFormat | None] | None = None  # once somebody has asked
+        # Once somebody has asked
+        self._tool_format: tuple[ToolFormat | None] | None = None
+        self._writes_calls: bool | None = None
         if llm.tokenizer is not None:
             self._detokenizers = DetokenizerFactory(llm.tokenizer)
 
@@ -53,6 +55,15 @@ class Serving:
         """The bytes of a token, where the tokenizer has such."""
         return None if self._detokenizers is None else self._detokenizers.token_bytes(token_id)
 
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer | None:
+        """A decoder for the tokens of one text; None: the model has no tokenizer."""
+        return None if self._detokenizers is None else self._detokenizers.make(skip_special_tokens)
+
+    @property
+    def special_tokens(self) -> Mapping[int, str]:
+        """The texts of the tokenizer's special tokens, by their ids."""
+        return {} if self._detokenizers is None else self._detokenizers.special_tokens
+
     async def tool_format(self) -> ToolFormat | None:
         """How the model's template writes calls of functions; None: not in a way known here."""
         if self._tool_format is None:
@@ -60,6 +71,12 @@ class Serving:
             found = await self.bridge.in_thread(format_of, llm.prompts, llm.tokenizer)
             self._tool_format = (found,)
         return self._tool_format[0]
+
+    async def writes_calls(self) -> bool:
+        """The model's template writes calls of earlier answers, in whatever form."""
+        if self._writes_calls is None:
+            self._writes_calls = await self.bridge.in_thread(writes_calls, self.llm.prompts)
+        return self._writes_calls
 
     def model_name(self, asked: str | None) -> str:
         """The name that an answer carries. Raises ApiError for a model that is not here."""
@@ -101,7 +118,9 @@ class Serving:
                 default_temperature=self.settings.default_temperature,
                 structured_outputs=wanted,
             )
-            return await self.bridge.start(sources, params)
+            return await self.bridge.start(
+                sources, params, request_id=request.state.request_id, form=field
+            )
         except RequestError as error:
             if str(error).startswith(FIELD):
                 raise refusal_of(error, field) from None

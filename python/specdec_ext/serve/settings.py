@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from ..config.validate import check_bool, check_choice, check_float, check_int, check_str
+from ..config.validate import check_bool, check_choice, check_float, check_int, check_str, show
 from ..errors import ConfigError
 from ..models.default import MODEL_NAME
 
@@ -15,6 +16,26 @@ __all__ = ["PER_REQUEST_METRICS", "ServerSettings", "name_of_model"]
 PER_REQUEST_METRICS = ("none", "summary", "detailed")
 MIN_KEY_CHARS = 8
 DAY = 86400.0
+
+
+def _check_origin(where: str, text: str) -> None:
+    """Raises ConfigError for what no browser sends as a page's origin."""
+    if text in ("*", "null"):
+        return
+    try:
+        parts = urlsplit(text)
+        origin = f"{parts.scheme}://{parts.netloc}".lower()
+    except ValueError:  # half of an IPv6 address
+        parts, origin = urlsplit(""), ""
+    if not parts.scheme or not parts.netloc:
+        raise ConfigError(
+            f"{where} = {show(text)}: expected an origin such as http://127.0.0.1:3000, or *"
+        )
+    if text != origin:
+        raise ConfigError(
+            f"{where} = {show(text)}: an origin has no path, no slash at its end and no capitals; "
+            f"give {origin}"
+        )
 
 
 def name_of_model(model: str | Path | None) -> str:
@@ -35,7 +56,8 @@ class ServerSettings:
     send_seconds         for a client to take an event; one that does not is disconnected
     drain_seconds        for answers that are running when the server is told to stop
     default_temperature  of requests that name none; OpenAI's is 1
-    cors_origins         origins whose pages may call the server; none: CORS is off
+    cors_origins         origins whose pages may call the server, "http://127.0.0.1:3000", or "*";
+                         none: CORS is off
     per_request_metrics  `metrics` in answers: "none", "summary", or "detailed" (lists per step)
     log_prompts          write prompts and answers into the access log
     """
@@ -61,6 +83,13 @@ class ServerSettings:
                 raise ConfigError(f"{where}{name} is one text: give a list of them")
             for i, text in enumerate(getattr(self, name)):
                 check_str(f"{where}{name}[{i}]", text, ConfigError, max_len=512)
+        if "" in self.served_model_names:
+            raise ConfigError(
+                f"{where}served_model_names has an empty name, which no request could use; give "
+                "one, or none for the folder's"
+            )
+        for i, origin in enumerate(self.cors_origins):
+            _check_origin(f"{where}cors_origins[{i}]", origin)
         for i, key in enumerate(self.api_keys):
             if len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable():
                 raise ConfigError(

@@ -17,13 +17,13 @@ from typing import Any
 from ..errors import SpecdecError
 from ..text.prompts import PromptReader
 
-__all__ = ["CLOSING", "OPENING", "CallReader", "ToolFormat", "format_of"]
+__all__ = ["CLOSING", "OPENING", "CallReader", "ToolFormat", "format_of", "writes_calls"]
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 _WORD = "specdecprobe"
 _CALLS: list[dict[str, Any]] = [
-    {"name": f"{_WORD}{i}", "arguments": {"a": i, "b": ["c"]}} for i in range(2)
+    {"name": f"{_WORD}{i}", "arguments": {"a": i, "b": [f"{_WORD}given{i}"]}} for i in range(2)
 ]
 _FUNCTIONS: list[dict[str, Any]] = [
     {
@@ -46,7 +46,7 @@ _TURNS: list[dict[str, Any]] = [
             for i, call in enumerate(_CALLS)
         ],
     },
-    {"role": "tool", "content": f"{_WORD} answers"},
+    {"role": "tool", "tool_call_id": f"{_WORD}0", "content": f"{_WORD} answers"},
 ]
 
 
@@ -119,6 +119,18 @@ def format_of(reader: PromptReader, tokenizer: Any) -> ToolFormat | None:
         return None
     before, after, between = match.groups()
     return ToolFormat(before, after, between, are_tokens=lengths.pop())
+
+
+def writes_calls(reader: PromptReader) -> bool:
+    """The model's template writes calls of earlier answers, in whatever form."""
+    try:
+        text, _ = reader.read_chat(_TURNS)
+    except (SpecdecError, TypeError):
+        return False
+    return all(
+        call["name"] in (text or "") and call["arguments"]["b"][0] in (text or "")
+        for call in _CALLS
+    )
 
 
 class CallReader:

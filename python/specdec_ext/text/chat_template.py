@@ -18,11 +18,29 @@ from typing import Any
 from ..config.validate import check_text, show
 from ..errors import ConfigError, RequestError
 
-__all__ = ["TEMPLATES", "carries_markers", "check_messages", "render_chat"]
+__all__ = [
+    "TEMPLATES",
+    "carries_markers",
+    "check_messages",
+    "check_template_kwargs",
+    "render_chat",
+    "text_of",
+]
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 4096
 TEMPLATE_SECONDS = 2  # of processor time, for one conversation
+TEXT_PARTS = ("text", "input_text", "output_text")
+MEDIA = (
+    "image_url", "input_audio", "audio_url", "video_url", "file", "file_id", "file_url",
+    "file_data", "filename", "detail",
+)  # fmt: skip
+# Variables of a template that are not the caller's to set: render_chat() does, or the tokenizer.
+RESERVED = (
+    "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template",
+    "tokenize", "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
+    "mask_token", "additional_special_tokens",
+)  # fmt: skip
 
 TEMPLATES = {
     "vicuna": (
@@ -58,8 +76,53 @@ TEMPLATES = {
 }
 
 
+def text_of(content: object, where: str) -> str:
+    """The text of a turn's content: a text, or a list of parts {"type": "text", "text": ...}, which
+    are joined. Raises RequestError, which calls the content `where`."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise RequestError(
+            f"{where} = {show(content)}: expected text, got {type(content).__name__}; only text "
+            "content is supported"
+        )
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        if not isinstance(kind, str) or kind not in TEXT_PARTS or part is kind:
+            raise RequestError(
+                f"{where}[{i}]: only parts of type 'text' are supported, got {show(kind)}"
+            )
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{where}[{i}] has no text")
+        for other in MEDIA:
+            if part.get(other) is not None:
+                raise RequestError(f"{where}[{i}].{other}: only text is supported; leave it out")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def check_template_kwargs(given: object) -> dict[str, Any]:
+    """Variables for a template, {"enable_thinking": False}; None: none. Raises RequestError."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise RequestError(
+            f"chat_template_kwargs = {show(given)}: expected an object whose keys are names of the "
+            'template\'s variables, such as {"enable_thinking": false}'
+        )
+    for key in given:
+        if key in RESERVED:
+            raise RequestError(
+                f"chat_template_kwargs has {show(key)}, which the conversation or the tokenizer "
+                "sets; leave it out"
+            )
+    return dict(given)
+
+
 def check_messages(messages: object) -> list[dict[str, str]]:
-    """One conversation: a list of {"role": ..., "content": text}. Raises RequestError."""
+    """One conversation: a list of {"role": ..., "content": text or parts of text}; the contents
+    come back as texts. Raises RequestError."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages = {show(messages)}: expected a list of "
@@ -76,16 +139,12 @@ def check_messages(messages: object) -> list[dict[str, str]]:
             raise RequestError(
                 f"messages[{i}] = {show(message)}: expected an object with role and content"
             )
-        role, content = message.get("role"), message.get("content")
+        role = message.get("role")
         if role not in ROLES:
             raise RequestError(
                 f"messages[{i}].role = {show(role)}: expected one of {', '.join(ROLES)}"
             )
-        if not isinstance(content, str):
-            raise RequestError(
-                f"messages[{i}].content = {show(content)}: expected text, got "
-                f"{type(content).__name__}; only text content is supported"
-            )
+        content = text_of(message.get("content"), f"messages[{i}].content")
         check_text(f"messages[{i}].content", content, RequestError)
         rest = {key: value for key, value in message.items() if value is not None}
         checked.append({**rest, "role": role, "content": content})
@@ -153,10 +212,12 @@ class _Worker:
                     "time, or more memory than it may have; give another one with chat_template="
                 )
         answer: dict[str, str] = json.loads(line)
+        if "refused" in answer:  # in the template's own words
+            raise RequestError(f"messages: the chat template refused them: {answer['refused']}")
         if "error" in answer:
             raise RequestError(
-                f"messages: the chat template refused them ({answer['error']}); "
-                "check the order of roles"
+                f"messages: the chat template failed on them ({answer['error']}); give turns that "
+                "it knows, or another template with chat_template="
             )
         return answer["text"]
 
@@ -196,16 +257,19 @@ def render_chat(
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
     max_chars: int = 1 << 24,
 ) -> str:
     """The prompt text of one conversation, special tokens written out.
 
-    tools  functions that the template may list, as OpenAI's `tools`
+    tools            functions that the template may list, as OpenAI's `tools`
+    template_kwargs  more variables for the template, {"enable_thinking": False}
 
     Tokenize it without adding special tokens. The template runs in a process of its own, within
     limits of time and memory. Raises RequestError for bad messages, what the template refuses, and
     more than `max_chars` characters; ConfigError for a missing template.
     """
+    more = check_template_kwargs(template_kwargs)
     conversation = check_messages(messages)
     length = sum(len(message["content"]) for message in conversation)
     if length > max_chars:
@@ -223,6 +287,7 @@ def render_chat(
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            **more,
         }
         return _worker.render(template, variables, max_chars)
     except RequestError:

@@ -17,6 +17,10 @@ MAX_BYTES = 1 << 30  # of address space
 MAX_TEMPLATES = 16  # kept compiled
 
 
+class Refused(Exception):
+    """A template has called raise_exception(): the conversation is not one that it writes."""
+
+
 def environment() -> Any:
     """What transformers gives a chat template to work with."""
     import jinja2
@@ -34,7 +38,7 @@ def environment() -> Any:
             return jinja2.nodes.Scope(body).set_lineno(line)
 
     def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
+        raise Refused(message)
 
     def tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None,
@@ -81,12 +85,14 @@ def main() -> None:
                 if len(templates) >= MAX_TEMPLATES:
                     templates.clear()
                 templates[source] = jinja.from_string(source)
-            text = templates[source].render(**request["variables"])
+            text = templates[source].render(request["variables"])
             if len(text) > request["max_chars"]:
                 raise ValueError(
                     f"the text has {len(text)} characters, limit {request['max_chars']}"
                 )
             answer = json.dumps({"text": text})
+        except Refused as refusal:
+            answer = json.dumps({"refused": str(refusal)[:2000]})
         except Exception as error:  # jinja2's own, and whatever the template raises
             answer = json.dumps({"error": f"{type(error).__name__}: {error}"[:2000]})
         sys.stdout.write(answer + "\n")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import codecs
 import json
 import random
+from functools import cached_property
 from typing import Any, Protocol
 
 __all__ = ["Detokenizer", "DetokenizerFactory"]
@@ -174,6 +175,16 @@ class DetokenizerFactory:
         if self._table is not None:
             return _BytesDetokenizer(self._table, skip_special_tokens, self._strip_first)
         return _WindowDetokenizer(self._tokenizer, skip_special_tokens)
+
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """The texts of the tokenizer's special tokens, by their ids."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            ids = getattr(self._tokenizer, "all_special_ids", ())
+            return {token_id: self.token_text(token_id) for token_id in ids}
+        added = backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
 
     def token_text(self, token_id: int) -> str:
         """A single token's text, for logprobs; may hold U+FFFD."""

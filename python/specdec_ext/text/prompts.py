@@ -79,6 +79,7 @@ class PromptReader:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Any] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> TokenizedPrompt:
         """One conversation, rendered by the template (render_chat)."""
         if self._tokenizer is None:
@@ -91,6 +92,7 @@ class PromptReader:
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
+            template_kwargs=template_kwargs,
             max_chars=self.max_chars,
         )
         return text, self._encode("messages", text, add_special_tokens=False)

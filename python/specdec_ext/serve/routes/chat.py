@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from ...text.outputs import CompletionOutput, RequestOutput
+from ..chat_prompt import chat_prompt
 from ..constraints import constraint
 from ..errors import ApiError
 from ..replies import (
@@ -21,8 +22,8 @@ from ..replies import (
     steps_and_sources,
     usage,
 )
-from ..schema.chat import ChatRequest, conversation
-from ..schema.tools import AnswerReader, ToolCalls, asks_the_model
+from ..schema.chat import ChatRequest
+from ..schema.tools import AnswerReader, ToolCalls
 from ..serving import serving_of
 from ..sse import DONE, HOLE, EventWriter, Template, event, event_stream, unless_gone
 from .log import log_answer, log_prompt
@@ -37,29 +38,30 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """A chat completion, whole or as server-sent events."""
     serving = serving_of(request)
     model = serving.model_name(body.model)
-    is_free = asks_the_model(body.tools, body.tool_choice)
-    written = await serving.tool_format() if is_free else None
-    several = body.parallel_tool_calls is not False
-    calls = ToolCalls.of(body.tools, body.tool_choice, written, several=several)
-    turns = conversation(body.messages, keeps_calls=written is not None)
+    prompt = await chat_prompt(
+        serving,
+        body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        several=body.parallel_tool_calls is not False,
+        add_generation_prompt=body.add_generation_prompt,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    calls = prompt.calls
     form = constraint(body.response_format, body.structured_outputs)
-    tools = None
     if calls is not None:
         if form[0] is not None:
             raise ApiError(400, f"{form[1]} and tool_choice both ask for a form", param=form[1])
-        form, tools = (calls.form, "tools"), calls.listed
-        if calls.instruction is not None:
-            turns = _instructed(turns, calls.instruction)
-        if tools is not None:
+        form = (calls.form, "tools")
+        if calls.listed is not None:
             # The marks of a call may be special tokens; others the form does not allow.
             body = body.model_copy(update={"skip_special_tokens": False})
-    add_prompt = body.add_generation_prompt is not False
-    log_prompt(request, turns)
+    log_prompt(request, prompt.turns)
     answer = _Answer(request, body, model, calls)
     start = serving.submit(
         request,
         body,
-        [lambda reader: reader.read_chat(turns, None, add_prompt, tools)],
+        [prompt.read],
         max_tokens=body.length,
         logprobs=body.num_logprobs,
         form=form,
@@ -70,13 +72,6 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     output = await unless_gone(request, running.result())
     log_answer(request, [output])
     return JSONResponse(answer.whole(output))
-
-
-def _instructed(turns: list[dict[str, Any]], instruction: str) -> list[dict[str, Any]]:
-    """The conversation with an instruction in its system turn."""
-    first = turns[0] if turns[0]["role"] == "system" else None
-    content = instruction if first is None else f"{first['content']}\n\n{instruction}"
-    return [{"role": "system", "content": content}, *turns[first is not None :]]
 
 
 class _Answer(EventWriter):

@@ -14,13 +14,16 @@ from ..errors import ApiError
 from ..replies import (
     Choice,
     News,
+    TextOffsets,
     completion_logprobs,
     head,
     is_worth_sending,
     metrics,
     new_logprobs,
+    prompt_offsets,
     steps_and_sources,
     usage,
+    without_answer,
 )
 from ..schema.completions import CompletionRequest
 from ..serving import serving_of
@@ -53,6 +56,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if body.stream:
         return event_stream(answer, running, serving.settings.send_seconds)
     outputs = await unless_gone(request, _all(running))
+    if body.scores_prompt:
+        outputs = [without_answer(output) for output in outputs]
     log_answer(request, outputs)
     return JSONResponse(answer.whole(outputs))
 
@@ -90,14 +95,15 @@ class _Answer(EventWriter):
         # An event of each choice with text, and tokens if asked for; none: there is more to tell.
         self._plain: list[Template] = []
         self._last: dict[int, News] = {}
-        self._sent: dict[int, int] = {}  # characters of the choices that have been in an event
+        self._begun: set[int] = set()  # choices that have been in an event
+        self._offsets: dict[int, TextOffsets] = {}  # of the choices' tokens
         self._ended: set[int] = set()  # choices whose last event has been made
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """A text_completion; each output is its request's only snapshot: all of it is new."""
         result = head("cmpl", "text_completion", self._model)
         result["choices"] = [
-            self._choice(number, output, choice, None)
+            self._choice(number, output, choice, is_first=True)
             for number, output in enumerate(outputs)
             for choice in output.outputs
         ]
@@ -127,25 +133,29 @@ class _Answer(EventWriter):
 
     def news(self, number: int, output: News) -> bytes:
         """One event per choice that has something new."""
+        if self._body.scores_prompt:
+            output = without_answer(output)
         self._last[number] = output
         events = []
         for choice in output.outputs:
             place = number * self._n + choice.index
-            sent = self._sent.get(place)
+            has_tokens = bool(choice.delta_token_ids) or choice.finish_reason is not None
+            is_first = has_tokens and place not in self._begun  # else a part of the prompt was read
             if place in self._ended or (
                 not is_worth_sending(choice, wants_tokens=self._wants_tokens)
-                and (sent is not None or not self._body.echo)
+                and not (is_first and self._body.echo)
             ):
                 continue
             if self._plain and choice.finish_reason is None and not self._wants_tokens:
                 events.append(self._plain[place].event(choice.delta_text))
-            elif self._plain and choice.finish_reason is None and sent is not None:
+            elif self._plain and choice.finish_reason is None and not is_first:
                 events.append(self._plain[place].event(choice.delta_text, choice.delta_token_ids))
             else:
-                events.append(self._event(self._choice(number, output, choice, sent)))
+                events.append(self._event(self._choice(number, output, choice, is_first=is_first)))
                 if choice.finish_reason is not None:
                     self._ended.add(place)
-            self._sent[place] = (sent or 0) + len(choice.delta_text)
+            if has_tokens:
+                self._begun.add(place)
         return events[0] if len(events) == 1 else b"".join(events)
 
     def end(self) -> bytes:
@@ -170,15 +180,15 @@ class _Answer(EventWriter):
         return self._chunk.event(content)
 
     def _choice(
-        self, number: int, output: News, choice: Choice, sent: int | None
+        self, number: int, output: News, choice: Choice, *, is_first: bool
     ) -> dict[str, Any]:
-        """What is new in a choice. sent: characters before that; None: no event had any of it."""
-        prompt = self._prompt_text(output) if self._body.echo else ""
-        is_first = sent is None
+        """What is new in a choice. is_first  no event had a token of it"""
+        prompt = self._prompt_text(output) if self._body.echo and is_first else ""
+        place = number * self._n + choice.index
         result: dict[str, Any] = {
-            "index": number * self._n + choice.index,
-            "text": (prompt if is_first else "") + choice.delta_text,
-            "logprobs": self._logprobs(output, choice, prompt, sent),
+            "index": place,
+            "text": prompt + choice.delta_text,
+            "logprobs": self._logprobs(place, output, choice, prompt, is_first=is_first),
             "finish_reason": choice.finish_reason,
         }
         if choice.finish_reason is not None:
@@ -190,18 +200,23 @@ class _Answer(EventWriter):
         return result
 
     def _logprobs(
-        self, output: News, choice: Choice, prompt: str, sent: int | None
+        self, place: int, output: News, choice: Choice, prompt: str, *, is_first: bool
     ) -> dict[str, Any] | None:
-        count = self._body.logprobs
-        if count is None:
+        """Those of the new tokens, behind the prompt's in the first event with echo."""
+        if self._body.logprobs is None:
             return None
-        new = new_logprobs(choice, count, len(prompt) + (sent or 0))
-        if sent is not None or not self._body.echo or output.prompt_logprobs is None:
+        serving = self._serving
+        if is_first:
+            skip = self._body.skip_special_tokens is not False
+            self._offsets[place] = TextOffsets(serving.detokenizer(skip), len(prompt))
+        new = new_logprobs(choice, self._offsets.get(place) or TextOffsets(None))
+        if not is_first or not self._body.echo or output.prompt_logprobs is None:
             return new
         ids, rows = output.prompt_token_ids, output.prompt_logprobs
-        tokenizer = self._serving.llm.tokenizer
+        tokenizer = serving.llm.tokenizer
         first = tokenizer.decode(ids[:1]) if tokenizer is not None else ""
-        before = completion_logprobs(ids, rows, count, 0, first)
+        places = prompt_offsets(prompt, ids, serving.detokenizer(False), serving.special_tokens)
+        before = completion_logprobs(ids, rows, places, first)
         return {key: before[key] + new[key] for key in new}
 
     def _prompt_text(self, output: News) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ...text.prompts import PromptReader, TokenizedPrompt
+from ..chat_prompt import chat_prompt
 from ..errors import ApiError
-from ..schema.chat import conversation
 from ..schema.tokens import DetokenizeRequest, TokenizeRequest
 from ..serving import serving_of
 
@@ -31,10 +31,20 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     body.check()
     tokenizer = _require_tokenizer(serving.llm.tokenizer)
 
+    chat = None
+    if body.messages is not None:
+        chat = await chat_prompt(
+            serving,
+            body.messages,
+            tools=body.tools,
+            tool_choice=body.tool_choice,
+            add_generation_prompt=body.add_generation_prompt,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+
     def read(reader: PromptReader) -> TokenizedPrompt:
-        if body.messages is not None:
-            add_prompt = body.add_generation_prompt is not False
-            return reader.read_chat(conversation(body.messages), None, add_prompt)
+        if chat is not None:
+            return chat.read(reader)
         special = body.add_special_tokens is not False
         return reader.read(body.prompt or "", add_special_tokens=special)
 

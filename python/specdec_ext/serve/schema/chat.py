@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...config.validate import show
+from ...errors import RequestError
+from ...text.chat_template import check_template_kwargs
+from ...text.chat_template import text_of as text_of_parts
 from ..errors import ApiError
 from .common import Choosing, Strict
 
-__all__ = ["ChatRequest", "Message", "TextPart", "conversation"]
+__all__ = ["ChatRequest", "Message", "TextPart", "conversation", "template_kwargs", "text_of"]
 
 
 class TextPart(Strict):
@@ -21,10 +23,20 @@ class TextPart(Strict):
     # Another part's content: refused by its type.
     image_url: Any = None
     input_audio: Any = None
+    audio_url: Any = None
+    video_url: Any = None
     file: Any = None
+    file_id: Any = None
+    file_url: Any = None
+    file_data: Any = None
+    filename: Any = None
+    detail: Any = None
+    # In a part of an earlier answer
     refusal: Any = None
     annotations: Any = None
     logprobs: Any = None
+    token_sources: Any = None
+    steps: Any = None
 
 
 class Message(Strict):
@@ -52,7 +64,9 @@ class ChatRequest(Choosing):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: Any = None
     audio: Any = None
+    best_of: Any = None
     function_call: Any = None
     functions: Any = None
     modalities: Any = None
@@ -95,57 +109,50 @@ class ChatRequest(Choosing):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-
-
 def text_of(content: str | list[TextPart] | None, where: str) -> str:
     """The text of a turn's content. Raises ApiError for other parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    for i, part in enumerate(content):
-        if part.type not in TEXT_PARTS:
-            raise ApiError(
-                400, f"{where}[{i}]: only parts of type 'text' are supported, got "
-                f"{show(part.type)}", param=where,
-            )  # fmt: skip
-        if part.text is None:
-            raise ApiError(400, f"{where}[{i}] has no text", param=where)
-        for other in ("image_url", "input_audio", "file"):
-            if getattr(part, other) is not None:
-                raise ApiError(
-                    400, f"{where}[{i}].{other}: only text is supported; leave it out", param=where
-                )
-    return "".join(part.text or "" for part in content)
+    try:
+        return text_of_parts([part.model_dump(exclude_none=True) for part in content], where)
+    except RequestError as error:
+        raise ApiError(400, str(error), param=where) from None
 
 
-def _calls(tool_calls: Any, where: str) -> list[dict[str, Any]]:
-    """Calls of an earlier answer, {"name": ..., "arguments": ...}."""
+def _calls(tool_calls: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    """Calls of an earlier answer as chat templates take them, and each as a text. Texts keep the
+    client's own words of the arguments: other spaces or escapes would be other tokens than those
+    whose K/V is cached. "" and nothing are no arguments; an object is taken as it is."""
     calls = []
     for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
         try:
-            arguments = json.loads(function["arguments"])  # type: ignore[index]
-            calls.append({"name": function["name"], "arguments": arguments})  # type: ignore[index]
+            if not isinstance(function, Mapping) or not isinstance(function["name"], str):
+                raise TypeError
+            name, given = function["name"], function.get("arguments")
+            words = given or "{}" if isinstance(given, str | None) else json.dumps(given)
+            arguments = json.loads(words)
         except (KeyError, TypeError, ValueError, RecursionError):
             raise ApiError(
-                400, f"{where}.tool_calls: expected functions with name and arguments", param=where
-            ) from None
+                400, f"{where}.tool_calls: expected functions with a name, and with arguments that "
+                "are JSON", param=where,
+            ) from None  # fmt: skip
+        one = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        if isinstance(call.get("id"), str):
+            one["id"] = call["id"]
+        calls.append((one, f'{{"name": {json.dumps(name)}, "arguments": {words}}}'))
     return calls
 
 
-def _as_written(tool_calls: Any) -> list[str]:
-    """Calls that _calls() has read, as texts. The arguments keep the client's own words: other
-    spaces or escapes would be other tokens than those whose K/V is cached."""
-    functions = [
-        call["function"] for call in (tool_calls if isinstance(tool_calls, list) else [tool_calls])
-    ]
-    return [
-        f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
-        for function in functions
-    ]
+def template_kwargs(given: Any) -> dict[str, Any]:
+    """`chat_template_kwargs`, checked. Raises ApiError."""
+    try:
+        return check_template_kwargs(given)
+    except RequestError as error:
+        raise ApiError(400, str(error), param="chat_template_kwargs") from None
 
 
-def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[dict[str, Any]]:
+def conversation(messages: Sequence[Message], *, keeps_calls: bool = False) -> list[dict[str, Any]]:
     """The turns as chat templates take them. Raises ApiError for other media.
 
     keeps_calls  calls of earlier answers are given to the template, which knows how the model
@@ -173,11 +180,12 @@ def conversation(messages: list[Message], *, keeps_calls: bool = False) -> list[
         turn: dict[str, Any] = {"role": role, "content": content}
         calls = _calls(message.tool_calls, where) if message.tool_calls else []
         if calls and keeps_calls:
-            turn["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+            turn["tool_calls"] = [call for call, _ in calls]
         elif calls:
-            written = _as_written(message.tool_calls)
-            turn["content"] = "\n".join(filter(None, [content, *written]))
+            turn["content"] = "\n".join(filter(None, [content, *(text for _, text in calls)]))
         if message.name is not None:
             turn["name"] = message.name
+        if isinstance(message.tool_call_id, str):
+            turn["tool_call_id"] = message.tool_call_id
         turns.append(turn)
     return turns

@@ -16,17 +16,24 @@ __all__ = ["OFF", "Choosing", "Sampled", "StreamOptions", "Strict"]
 # nothing, why others are refused). A field that comes to be served leaves this table.
 _NO_TOOLS = "this endpoint calls no tools; /v1/chat/completions takes `tools`"
 _OLD_TOOLS = "give the functions as `tools` and `tool_choice`, which have replaced it"
+_OLD_FORMS = 'give it as structured_outputs = {{"{}": ...}}, which has replaced it'
 _NO_STORE = "this server stores nothing"
 _TEXT_ONLY = "the model reads and writes text only"
 OFF: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "access_programs": ((None,), "not known to this server"),
     "audio": ((None,), _TEXT_ONLY),
     "background": ((None, False), _NO_STORE),
+    "best_of": ((None, 1), "outputs are not ranked; ask for n outputs and choose among them"),
     "background_options": ((None,), _NO_STORE),
     "context_management": ((None, []), "a conversation is never shortened"),
     "conversation": ((None,), _NO_STORE),
+    "detokenize": ((None, True), "an answer is a text; return_token_ids brings its tokens, too"),
     "function_call": ((None, "none"), _OLD_TOOLS),
     "functions": ((None, []), _OLD_TOOLS),
+    "guided_choice": ((None,), _OLD_FORMS.format("choice")),
+    "guided_grammar": ((None,), _OLD_FORMS.format("grammar")),
+    "guided_json": ((None,), _OLD_FORMS.format("json")),
+    "guided_regex": ((None,), _OLD_FORMS.format("regex")),
     "image": ((None,), _TEXT_ONLY),
     "max_tool_calls": ((None,), _NO_TOOLS),
     "modalities": ((None, ["text"]), _TEXT_ONLY),
@@ -90,6 +97,11 @@ class Sampled(Strict):
     cache_salt: str | None = None
     speculative_config: Any = None
     structured_outputs: Any = None
+    detokenize: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
     # Ours: where each token of the answer came from, and what every step drafted and accepted.
     include_token_sources: bool | None = None
     include_steps: bool | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from ...config.validate import show
 from ..errors import ApiError
@@ -15,6 +15,7 @@ from .common import Sampled, Strict
 __all__ = ["ResponsesRequest"]
 
 LOGPROBS = "message.output_text.logprobs"
+CALLS = "calls of functions and their results go to /v1/chat/completions"
 
 
 class InputItem(Strict):
@@ -60,6 +61,24 @@ class ResponsesRequest(Sampled):
     # A prompt here is a stored template, elsewhere it is the text.
     names_of_off_fields: ClassVar[Mapping[str, str]] = {"prompt": "prompt_template"}
 
+    @field_validator("input", mode="before")
+    @classmethod
+    def _refuse_what_is_no_message(cls, given: Any) -> Any:
+        """By its type: its fields are not those of a message."""
+        for i, item in enumerate(given if isinstance(given, list) else ()):
+            kind = item.get("type") if isinstance(item, Mapping) else None
+            if kind not in (None, "message"):
+                raise ApiError(
+                    400, f"input.{i}: only messages are supported, with a role, got type "
+                    f"{show(kind)}; {CALLS}", param=f"input.{i}",
+                )  # fmt: skip
+            if isinstance(item, Mapping) and item.get("role") == "tool":
+                raise ApiError(
+                    400, f"input.{i}.role: there are no turns of role 'tool' here; {CALLS}",
+                    param=f"input.{i}.role",
+                )  # fmt: skip
+        return given
+
     @model_validator(mode="after")
     def _refuse_usage_in_every_event(self) -> ResponsesRequest:
         if self.usage_in_every_chunk:
@@ -98,12 +117,13 @@ class ResponsesRequest(Sampled):
             turns.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*turns, {"role": "user", "content": self.input}]
+        if not self.input:
+            raise ApiError(
+                400, "input is an empty list; give a text or at least one message", param="input"
+            )
         for i, item in enumerate(self.input):
-            if item.role is None or item.type not in (None, "message"):
-                raise ApiError(
-                    400, f"input.{i}: only messages are supported, with a role, got type "
-                    f"{show(item.type)}", param=f"input.{i}",
-                )  # fmt: skip
+            if item.role is None:
+                raise ApiError(400, f"input.{i}: a message needs a role", param=f"input.{i}")
             role = "system" if item.role == "developer" else item.role
             turns.append({"role": role, "content": text_of(item.content, f"input.{i}.content")})
         return turns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import ApiError
 from .chat import Message
 from .common import Strict
@@ -17,6 +19,9 @@ class TokenizeRequest(Strict):
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: Any = None
+    tools: Any = None
+    tool_choice: Any = None
     return_token_strs: bool | None = None
 
     def check(self) -> None:
@@ -28,11 +33,9 @@ class TokenizeRequest(Strict):
                 400, "add_special_tokens: a chat template writes its special tokens itself; leave "
                 "it out", param="add_special_tokens",
             )  # fmt: skip
-        if self.messages is None and self.add_generation_prompt is not None:
-            raise ApiError(
-                400, "add_generation_prompt belongs to messages; leave it out",
-                param="add_generation_prompt",
-            )  # fmt: skip
+        for name in ("add_generation_prompt", "chat_template_kwargs", "tools", "tool_choice"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise ApiError(400, f"{name} belongs to messages; leave it out", param=name)
 
 
 class DetokenizeRequest(Strict):
