@@ -65,7 +65,7 @@ class Server:
         return [int(i) for i in self._answer(ids, max_tokens)["tokens"]]
 
     def scored(self, ids: list[int], max_tokens: int, best: int) -> list[dict[int, float]]:
-        """Of each token of the answer the `best` ones at its place and their log-probabilities, the
+        """For each token of the answer the `best` ones at its place and their log-probabilities, the
         token itself first."""
         places = self._answer(ids, max_tokens, n_probs=best)["completion_probabilities"]
         return [
