@@ -43,8 +43,8 @@ def write_gguf(
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10000.0))
-    if architecture == "gemma3":
-        writer.add_sliding_window(config["sliding_window"])
+    if architecture in ("gemma3", "phi3"):
+        writer.add_sliding_window(config["sliding_window"] or 0)
     if tokenizer:
         _add_tokenizer(writer, folder)
     blocks = {module: name for name, module in how.layer.items()}

@@ -19,6 +19,7 @@ import numpy as np
 
 from .config_reader import read_config
 from .draft_vocab import read_draft_vocab
+from .fused_rows import FusedCheckpoint
 from .native import decoder_config, served_positions
 from .native_config import NotNativeError, native_shape
 from .open_checkpoint import open_checkpoint
@@ -59,12 +60,19 @@ def write_decoder_file(folder: Path) -> bool:
             for table in tables:
                 rope.write(np.ascontiguousarray(table, dtype="<f4").tobytes())
     with open_checkpoint(config) as checkpoint:
-        entries = checkpoint.entries  # type: ignore[union-attr]  # a folder, never a GGUF file
+        fused = checkpoint if isinstance(checkpoint, FusedCheckpoint) else None
+        # A folder, never a GGUF file.
+        entries = (checkpoint if fused is None else fused.files).entries  # type: ignore[union-attr]
         files = {entry.file: SafetensorsFile(entry.file) for entry in entries.values()}
         for name in shape.expected_weights():
-            entry = entries[name]
-            offset, stored = files[entry.file].place(name)
+            part = None if fused is None else fused.rows_of(name)
+            source = name if part is None else part.source
+            entry = entries[source]
+            offset, stored = files[entry.file].place(source)
             rows, columns = stored if len(stored) == 2 else (1, stored[0])
+            if part is not None:
+                offset += part.first * files[entry.file].num_bytes(source) // rows
+                rows = part.count
             lines.append(
                 _line("tensor", [name, entry.dtype, entry.file.name, offset, rows, columns])
             )

@@ -28,6 +28,7 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -56,6 +57,12 @@ _ARCHITECTURES = {
     "llama": GgufArchitecture("llama", "LlamaForCausalLM", permutes=True),
     "qwen2": GgufArchitecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture("qwen3", "Qwen3ForCausalLM", {**_LAYER, **_QK_NORMS}),
+    "phi3": GgufArchitecture(
+        "phi3",
+        "Phi3ForCausalLM",
+        {part: _LAYER[part] for part in ("attn_norm", "attn_output", "ffn_norm", "ffn_down")}
+        | _FUSED,
+    ),
     "gemma3": GgufArchitecture(
         "gemma3_text", "Gemma3ForCausalLM", {**_LAYER, **_QK_NORMS, **_SANDWICH}, norm_shift=1.0
     ),
@@ -127,6 +134,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     window = file.get(prefix + "attention.sliding_window")
     if architecture.model_type == "gemma3_text":
         config |= _gemma3(config, window)
+    elif architecture.model_type == "phi3":
+        config["sliding_window"] = window or None  # of all layers; 0 is none
     elif window and architecture.model_type == "llama":  # Mistral's files are of this architecture
         config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
         config["sliding_window"] = window

@@ -17,6 +17,7 @@ from .block_checkpoint import BlockCheckpoint
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .draft_vocab import ScoredRows
+from .fused_rows import FusedCheckpoint
 from .gguf_weights import GgufCheckpoint
 from .host_arrays import converted, like, take_rows
 from .kv_storage import KV_SCALE_SUFFIXES, KvStorage
@@ -51,7 +52,9 @@ DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
 # And the scales of fp8 K/V, which kv_storage.py reads and which say nothing to K/V in floats.
 IGNORED_SUFFIXES = (*DERIVED_SUFFIXES, *KV_SCALE_SUFFIXES)
 # Checkpoints that know weights which are no floats.
-_WITH_WIDTHS = (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint, RankCheckpoint)
+_WITH_WIDTHS = (
+    GgufCheckpoint, BlockCheckpoint, QuantCheckpoint, RankCheckpoint, FusedCheckpoint
+)
 # Entries of decoder_config() that say nothing of the weights.
 _OF_A_RUN = ("max_rows", "max_position", "sliding_window", "sink_tokens", "has_fast_forms")
 
@@ -202,7 +205,7 @@ class NativeModel:
         shape: NativeShape,
         load: Callable[..., Any],
         expected: Mapping[str, Any],
-        checkpoint: Checkpoint | GgufCheckpoint | RankCheckpoint,
+        checkpoint: Checkpoint | GgufCheckpoint | RankCheckpoint | FusedCheckpoint,
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
         if self.shard is not None:

@@ -2,7 +2,8 @@
 
 A family is native when every configuration field that its transformers class reads is understood
 here; a field that is new or set to something else sends the model to the adapter, with the reason.
-Weight names and shapes follow the `state_dict` of transformers.
+Weight names and shapes follow the `state_dict` of transformers; what a family keeps in one matrix has
+the names of its parts (fused_rows.py).
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ _FAMILY_FIELDS = {
     "qwen2": "use_sliding_window max_window_layers",
     "qwen3": "attention_bias use_sliding_window max_window_layers",
     "smollm3": "attention_bias mlp_bias use_sliding_window no_rope_layers no_rope_layer_interval",
+    "phi3": "original_max_position_embeddings resid_pdrop embd_pdrop",
     "gemma2": "attention_bias hidden_activation query_pre_attn_scalar attn_logit_softcapping "
     "final_logit_softcapping",
     "gemma3_text": "attention_bias hidden_activation query_pre_attn_scalar "
@@ -132,6 +134,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
@@ -223,7 +226,7 @@ def _sliding_windows(config: ModelConfig, layer_types: tuple[str, ...]) -> tuple
     window = int(getattr(config.hf, "sliding_window", None) or 0)
     if config.model_type == "llama":
         return (0,) * config.num_layers  # the class has no window, whatever the file says
-    if config.model_type == "mistral":
+    if config.model_type in ("mistral", "phi3"):
         return (window,) * config.num_layers  # all layers, layer_types or not
     if config.model_type == "smollm3" and not config.hf.use_sliding_window:
         return (0,) * config.num_layers
