@@ -86,7 +86,18 @@ def test_bits_of_a_folder(dtype: str, quantization: str | None, tiny: Path, tmp_
 
 @pytest.mark.parametrize(
     "format",
-    ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "bfloat16", {"v_proj": "q6_k", "": "q4_k"}],
+    [
+        "q8_0",
+        "q4_0",
+        "q4_1",
+        "q5_0",
+        "q5_1",
+        "q4_k",
+        "q5_k",
+        "q6_k",
+        "bfloat16",
+        {"v_proj": "q6_k", "": "q4_k"},
+    ],
 )
 def test_bits_of_a_gguf_file(format: Any, tmp_path: Path) -> None:
     """q, k and v of several widths are several packs."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from .config_reader import read_config
 from .draft_vocab import read_draft_vocab
-from .fused_rows import FusedCheckpoint
+from .fused_rows import FusedCheckpoint, fused_rows
 from .native import decoder_config, served_positions
 from .native_config import NotNativeError, native_shape
 from .open_checkpoint import open_checkpoint
@@ -35,8 +35,9 @@ _VERSION = 1
 def write_decoder_file(folder: Path) -> bool:
     """Write decoder.txt and rope.bin into a converted folder.
 
-    False, and no file: the native decoder does not run the family, or the head scores a part of
-    the vocabulary. Raises ModelError, OSError.
+    False, and no file: the native decoder does not run the family, the head scores a part of the
+    vocabulary, or rows lie in another order than the decoder's (RowsOf.order). Raises ModelError,
+    OSError.
     """
     config = read_config(folder)
     try:
@@ -44,6 +45,8 @@ def write_decoder_file(folder: Path) -> bool:
     except NotNativeError:
         return False
     if read_draft_vocab(folder, config.vocab_size) is not None:
+        return False
+    if any(part.order for part in fused_rows(config).values()):
         return False
     positions = served_positions(config, None, [])
     fields: dict[str, Any] = decoder_config(

@@ -152,8 +152,9 @@ _THETA = {"smollm3": 2000000.0}
 _GLOBAL_THETA, _LOCAL_THETA = 1000000.0, 10000.0  # of gemma3_text
 # Keys without a meaning for the decoder, whatever their value.
 _IGNORED = frozenset((
-    "_name_or_path", "_sliding_window_pattern", "architectures", "auto_map", "chunk_size_feed_forward",
-    "draft_vocab_size", "dtype", "id2label", "is_encoder_decoder", "label2id", "model_sha256",
+    "_name_or_path", "_sliding_window_pattern", "architectures", "auto_map",
+    "chunk_size_feed_forward", "draft_vocab_size", "dtype", "id2label", "is_encoder_decoder",
+    "label2id", "model_sha256",
     "model_type", "output_attentions", "output_hidden_states", "problem_type", "return_dict",
     "torch_dtype", "transformers_version",
 ))  # fmt: skip
@@ -309,9 +310,24 @@ def _phi3_rope(
     parameters.setdefault("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
     share = parameters["partial_rotary_factor"]
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if type(share) not in (int, float) or kind != "default":
-        raise _LeftToTransformers("rope_parameters")
-    return _standard(parameters, theta, values["max_position_embeddings"])
+    if type(share) not in (int, float):
+        raise _LeftToTransformers("partial_rotary_factor")
+    if kind == "default":
+        return _standard(parameters, theta, values["max_position_embeddings"])
+    if kind in ("longrope", "su"):  # the older name
+        parameters["original_max_position_embeddings"] = values["original_max_position_embeddings"]
+        count = int(values["hidden_size"] // values["num_attention_heads"] * share) // 2
+        for factors in (parameters.get("short_factor"), parameters.get("long_factor")):
+            if (
+                not isinstance(factors, list)
+                or len(factors) != count
+                or not all(type(factor) in (int, float) for factor in factors)
+            ):
+                raise _LeftToTransformers("short_factor")
+        parameters["rope_type"] = "longrope"
+        if type(parameters.setdefault("rope_theta", theta)) in (int, float):
+            return parameters
+    raise _LeftToTransformers("rope_parameters")
 
 
 def _gemma3_rope(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

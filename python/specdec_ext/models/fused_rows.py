@@ -8,12 +8,16 @@ its projections apart, and then as they are given here (rank_checkpoint.py).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .host_arrays import HostArray, row_slice
+import numpy as np
+
+from .host_arrays import HostArray, row_slice, take_rows
 from .quant_checkpoint import QuantCheckpoint
+from .rope import rotary_dim
 
 if TYPE_CHECKING:
     from .block_checkpoint import BlockCheckpoint
@@ -26,11 +30,17 @@ __all__ = ["FusedCheckpoint", "RowsOf", "fused_rows"]
 
 @dataclass(frozen=True)
 class RowsOf:
-    """A projection: `count` rows of the tensor `source`, from `first` on."""
+    """A projection: `count` rows of the tensor `source`, from `first` on.
+
+    order  of the rows within each head: the decoder rotates element i of a head with element
+           i + head_dim / 2, also where a family rotates the first elements of a head alone. Scores
+           of attention do not depend on the order, which q and k have in common. Empty: as they lie
+    """
 
     source: str
     first: int
     count: int
+    order: tuple[int, ...] = ()
 
     def part(self, rows: slice | None) -> slice:
         """Rows of the source that are these of the projection; None: all of them."""
@@ -49,13 +59,25 @@ def fused_rows(config: ModelConfig) -> dict[str, RowsOf]:
         "self_attn.qkv_proj.weight": {"q_proj": q, "k_proj": kv, "v_proj": kv},
         "mlp.gate_up_proj.weight": {"gate_proj": ffn, "up_proj": ffn},
     }
+    order = _head_order(config.head_dim, rotary_dim(config.hf))
     found = {}
     for source, parts in stacks.items():
         first = 0
         for name, count in parts.items():
-            found[f"{source.partition('.')[0]}.{name}.weight"] = RowsOf(source, first, count)
+            turns = order if name in ("q_proj", "k_proj") else ()
+            module = source.partition(".")[0]
+            found[f"{module}.{name}.weight"] = RowsOf(source, first, count, turns)
             first += count
     return found
+
+
+def _head_order(head_dim: int, rotary: int) -> tuple[int, ...]:
+    """Elements i and i + rotary / 2 of a head come to lie head_dim / 2 apart."""
+    if rotary == head_dim:
+        return ()
+    half, middle = rotary // 2, (head_dim + rotary) // 2
+    first = (*range(half), *range(rotary, middle))
+    return (*first, *range(half, rotary), *range(middle, head_dim))
 
 
 class FusedCheckpoint:
@@ -106,7 +128,7 @@ class FusedCheckpoint:
         layer, found = self._split(name)
         if found is None:
             return None
-        return RowsOf(layer + found.source, found.first, found.count)
+        return dataclasses.replace(found, source=layer + found.source)
 
     def stored(self, expected: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """`expected` (name -> shape) as the files have it: matrices in the place of their parts."""
@@ -127,9 +149,7 @@ class FusedCheckpoint:
     ) -> None:
         """It must hold exactly `expected` (name -> shape, the decoder's), besides the ignored
         names."""
-        self.files.check(
-            self.stored(expected), ignored=ignored, ignored_suffixes=ignored_suffixes
-        )
+        self.files.check(self.stored(expected), ignored=ignored, ignored_suffixes=ignored_suffixes)
 
     def load(self, name: str, dtype: str | None = None, rows: slice | None = None) -> HostArray:
         """One tensor, or these rows of it, as floats."""
@@ -152,16 +172,15 @@ class FusedCheckpoint:
             return read(name, rows=rows)
         part = found.part(rows)
         if not isinstance(self.files, QuantCheckpoint):
-            return read(found.source, rows=part)
+            return _in_order(read(found.source, rows=part), found.order)
         # It unpacks whole matrices alone: once for all projections of one.
         key = (found.source, form)
         if self._last is None or self._last[0] != key:
             self._last = None  # not two of them at once
             self._last = (key, read(found.source))
         whole = self._last[1]
-        if isinstance(whole, tuple):
-            return whole[0][part], whole[1]
-        return row_slice(whole, part)
+        cut = (whole[0][part], whole[1]) if isinstance(whole, tuple) else row_slice(whole, part)
+        return _in_order(cut, found.order)
 
     def _split(self, name: str) -> tuple[str, RowsOf | None]:
         """(model.layers.<i>., what the rest of the name stands for)."""
@@ -169,3 +188,13 @@ class FusedCheckpoint:
         if len(words) < 4 or words[:2] != ["model", "layers"]:
             return "", None
         return ".".join(words[:3]) + ".", self._rows.get(words[3])
+
+
+def _in_order(weight: Any, order: tuple[int, ...]) -> Any:
+    """Rows of whole heads, floats or (blocks, format), each head's in this order."""
+    if not order:
+        return weight
+    if isinstance(weight, tuple):
+        return _in_order(weight[0], order), weight[1]
+    heads = np.arange(0, weight.shape[0], len(order))
+    return take_rows(weight, (heads[:, None] + np.array(order)).reshape(-1))

@@ -2,8 +2,8 @@
 
 A family is native when every configuration field that its transformers class reads is understood
 here; a field that is new or set to something else sends the model to the adapter, with the reason.
-Weight names and shapes follow the `state_dict` of transformers; what a family keeps in one matrix has
-the names of its parts (fused_rows.py).
+Weight names and shapes follow the `state_dict` of transformers; what a family keeps in one
+matrix has the names of its parts (fused_rows.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from .config_reader import ModelConfig
 from .family_config import FamilyConfig
-from .rope import ROPE_TYPES, rope_parameters
+from .rope import ROPE_TYPES, rope_parameters, rotary_dim
 
 __all__ = ["ARCHITECTURES", "NATIVE_FAMILIES", "NativeShape", "NotNativeError", "native_shape"]
 
@@ -250,6 +250,13 @@ def _rope_layout(
         rope_type = parameters.get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             raise NotNativeError(f"rope_type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise NotNativeError("partial_rotary_factor other than 1")
+        if rope_type == "longrope" and kind is not None:
+            raise NotNativeError("rope_type 'longrope' of one layer type")
+        rotary, heads = rotary_dim(hf, kind), config.head_dim
+        # Rows of whole heads are rotated: fused_rows.py puts those of one family in place.
+        if rotary != heads and (
+            config.model_type != "phi3" or rotary % 2 or not 0 < rotary < heads
+        ):
+            share = parameters["partial_rotary_factor"]
+            raise NotNativeError(f"partial_rotary_factor {share}: {rotary} of {heads} elements")
     return tables, index
