@@ -56,8 +56,9 @@ _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 class DrafterShape:
     """What config.json says of the drafter.
 
-    decoder           configuration of the decoder, of the target's family or, for one that keeps
-                      projections in one matrix, Mistral's; every id of the target's vocabulary is a valid input
+    decoder           configuration of the decoder, of the target's family (Mistral's, where that
+                      keeps several projections in one matrix); every id of the target's vocabulary
+                      is a valid input
     draft_vocab_size  tokens that the head scores
     cut_from_layers   layers of the target that training began from
     """
