@@ -202,7 +202,7 @@ def _phi3(file: GgufFile, prefix: str, head_dim: int, context: int) -> dict[str,
     short, long = (_length_factors(file, name, rotary // 2) for name in LENGTH_FACTORS)
     if short is None and long is None:
         return config
-    scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
     factor = prefix + "rope.scaling.attn_factor"
     if file.get(factor) is not None:
         scaling["attention_factor"] = float(file.number(factor, 1e-3, 1e3))

@@ -67,8 +67,9 @@ class SourceWeights:
             assert expected is not None  # only native families have blocks
             if self.dtype is None and isinstance(files, QuantCheckpoint):
                 self.dtype = files.dtype()
+            own: Callable[..., Any] = checkpoint.weight  # type: ignore[union-attr]
             self._load: Callable[..., Any] = (
-                checkpoint.weight if wide else partial(checkpoint.load, dtype=self.dtype)
+                own if wide else partial(checkpoint.load, dtype=self.dtype)
             )
             to_floats = config.quant is not None and config.quant.form == "fp8"
             kept = wide and not to_floats
