@@ -36,7 +36,7 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 ROPE_FACTORS = "rope_freqs.weight"
-# Of phi3: for texts up to the original length, and for longer ones.
+# What phi3 has for texts up to the original length, and for longer ones.
 LENGTH_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 

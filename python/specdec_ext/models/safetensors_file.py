@@ -58,7 +58,7 @@ class SafetensorsFile:
         return self._begin + first, self.about(name)[1]
 
     def num_bytes(self, name: str) -> int:
-        """Of the tensor in the file."""
+        """What the tensor takes in the file."""
         first, end = self._header[name]["data_offsets"]
         return int(end - first)
 
