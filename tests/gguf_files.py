@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -43,8 +44,22 @@ def write_gguf(
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta", 10000.0))
-    if architecture == "gemma3":
-        writer.add_sliding_window(config["sliding_window"])
+    if architecture in ("gemma3", "phi3"):
+        writer.add_sliding_window(config.get("sliding_window") or 0)
+    share = rope.get("partial_rotary_factor", 1.0)
+    if share != 1.0:
+        writer.add_rope_dimension_count(int(head_dim * share))
+    if "original_max_position_embeddings" in config:
+        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
+    if rope.get("rope_type") == "longrope":  # as llama.cpp's converter writes it
+        longer = config["max_position_embeddings"] / config["original_max_position_embeddings"]
+        factor = (
+            1 + math.log(longer) / math.log(config["original_max_position_embeddings"])
+        ) ** 0.5
+        writer.add_rope_scaling_attn_factors(factor)
+        for name in ("short", "long"):
+            factors = np.array(rope[f"{name}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{name}.weight", factors)
     if tokenizer:
         _add_tokenizer(writer, folder)
     blocks = {module: name for name, module in how.layer.items()}

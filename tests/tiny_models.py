@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -53,3 +55,23 @@ def save_tiny(
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
     tokenizer.save_pretrained(path)
     return save_llama(path, seed, len(tokenizer), eos_token_id=tokenizer.eos_token_id, **overrides)
+
+
+def as_phi3(folder: Path, **changes: Any) -> Path:
+    """A Llama folder turned into one of the family phi3, whose projections lie in two matrices: the
+    same model. changes: of config.json."""
+    stacks = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("q_proj.weight", "gate_proj.weight"))]:
+        layer, _, last = name.rpartition(".")[0].rpartition(".")
+        whole = "qkv" if last == "q_proj" else "gate_up"
+        parts = [tensors.pop(f"{layer}.{part}_proj.weight") for part in stacks[whole]]
+        tensors[f"{layer}.{whole}_proj.weight"] = torch.cat(parts)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key in ("attention_bias", "mlp_bias", "pretraining_tp"):
+        config.pop(key, None)
+    config |= {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], **changes}
+    path.write_text(json.dumps(config))
+    return folder

@@ -44,6 +44,7 @@ FAMILIES = {
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {"head_dim": 16}),
     "smollm3": (transformers.SmolLM3Config, {"no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "phi3": (transformers.Phi3Config, {"sliding_window": 7, "pad_token_id": 0}),
     "gemma2": (
         transformers.Gemma2Config,
         {
@@ -90,7 +91,9 @@ def build_decoder(model: torch.nn.Module, max_rows: int = MAX_ROWS) -> _core.Lla
     window = getattr(config, "sliding_window", None) or 0
     if kind in ("qwen2", "qwen3", "smollm3"):
         window = 0
-    sliding = [window if kind == "mistral" or t == "sliding_attention" else 0 for t in types]
+    sliding = [
+        window if kind in ("mistral", "phi3") or t == "sliding_attention" else 0 for t in types
+    ]
     embedding = model.get_input_embeddings().weight.detach()
     decoder = _core.LlamaDecoder(
         vocab_size=config.vocab_size,
@@ -125,12 +128,24 @@ def build_decoder(model: torch.nn.Module, max_rows: int = MAX_ROWS) -> _core.Lla
         half = cos.shape[-1] // 2
         decoder.set_rope(index, cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous())
     for index, layer in enumerate(layers):
-        decoder.set_layer(index, {n: p.detach() for n, p in layer.state_dict().items()})
+        decoder.set_layer(index, layer_state(layer, config, head_dim))
     decoder.set_embedding(embedding)
     if not config.tie_word_embeddings:
         decoder.set_head(model.lm_head.weight.detach())
     decoder.set_final_norm(model.model.norm.weight.detach())
     return decoder
+
+
+def layer_state(layer: torch.nn.Module, config, head_dim: int) -> dict[str, torch.Tensor]:
+    """By the decoder's names; phi3 has q, k and v in one matrix, and gate and up in another."""
+    state = {n: p.detach() for n, p in layer.state_dict().items()}
+    if config.model_type == "phi3":
+        heads = [config.num_attention_heads, *[config.num_key_value_heads] * 2]
+        qkv = state.pop("self_attn.qkv_proj.weight").split([n * head_dim for n in heads])
+        state |= {f"self_attn.{n}_proj.weight": p for n, p in zip("qkv", qkv, strict=True)}
+        gate, up = state.pop("mlp.gate_up_proj.weight").chunk(2)
+        state |= {"mlp.gate_proj.weight": gate, "mlp.up_proj.weight": up}
+    return state
 
 
 class Session:

@@ -74,12 +74,13 @@ NATIVE = {
                          "sliding_attention"], "tie_word_embeddings": True},
     ),
     "smollm3": Family(hf.SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),
+    "phi3": Family(hf.Phi3Config, {}),
+    "phi3_window": Family(hf.Phi3Config, {"sliding_window": 7, "num_key_value_heads": 4}),
 }  # fmt: skip
 
 # Families of the adapter alone. `exact`: the adapter keeps their rows independent of each other.
 ADAPTED = {
     "gpt_neox": Family(hf.GPTNeoXConfig, {}),
-    "phi3": Family(hf.Phi3Config, {}),
     "starcoder2": Family(hf.Starcoder2Config, {"sliding_window": 6}),
     "opt": Family(
         hf.OPTConfig,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from tiny_models import save_llama
+from tiny_models import as_phi3, save_llama
 
 HIDDEN, INNER, VOCAB = 128, 256, 48
 Tensors = dict[str, torch.Tensor]
@@ -159,10 +159,14 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
 }  # fmt: skip
 
 
-def save_quantised(root: Path, name: str) -> tuple[Path, Path, dict[str, np.ndarray]]:
-    """(the checkpoint, the same in float32, its matrices) in `root`."""
+def save_quantised(
+    root: Path, name: str, *, fused: bool = False
+) -> tuple[Path, Path, dict[str, np.ndarray]]:
+    """(the checkpoint, the same in float32, its matrices) in `root`; fused: of the family phi3."""
     config, pack = FORMATS[name]
     folder, floats = save_floats(root / "quantised"), save_floats(root / "floats")
+    if fused:
+        folder, floats = as_phi3(folder), as_phi3(floats)
     tensors = load_file(folder / "model.safetensors")
     wide = {key: value.float() for key, value in tensors.items()}
     rng = np.random.default_rng(3)

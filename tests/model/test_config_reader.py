@@ -193,15 +193,24 @@ def test_minus_one_is_no_special_token(tmp_path):
         ("llama", {"head_dim": 264}, "head_dim 264"),
         ("gemma3", {"use_bidirectional_attention": True}, "bidirectional"),
         (
-            "llama",
+            "gemma3",
             {
                 "rope_parameters": {
-                    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8,
-                    "long_factor": [2.0] * 8, "factor": 2.0,
-                    "original_max_position_embeddings": 64,
+                    "full_attention": {
+                        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 12,
+                        "long_factor": [2.0] * 12, "factor": 2.0,
+                        "original_max_position_embeddings": 64,
+                    },
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
                 }
             },
-            "rope_type 'longrope'",
+            "rope_type 'longrope' of one layer type",
+        ),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+                                 "partial_rotary_factor": 0.45}},
+            r"partial_rotary_factor 0\.45: 7 of 16 elements",
         ),
         (
             "llama",
@@ -210,7 +219,7 @@ def test_minus_one_is_no_special_token(tmp_path):
             "partial_rotary_factor",
         ),
         ("gpt2", {}, "not one of the native families"),
-        ("phi3", {}, "not one of the native families"),
+        ("olmo2", {}, "not one of the native families"),
     ],
 )  # fmt: skip
 def test_what_is_not_native_says_why(tmp_path, family, overrides, reason):

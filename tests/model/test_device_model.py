@@ -51,7 +51,7 @@ def test_greedy_equals_transformers(saved: Any, device: str, family: str) -> Non
 
 
 @devices
-@pytest.mark.parametrize("family", ["gpt2", "phi3", "cohere2", "granite", "gpt_oss"])
+@pytest.mark.parametrize("family", ["gpt2", "olmo2", "cohere2", "granite", "gpt_oss"])
 def test_the_adapter_on_a_device(saved: Any, device: str, family: str) -> None:
     """Sinks, windows, scales and heads of classes that only transformers has."""
     reference = saved(family)

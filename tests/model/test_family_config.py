@@ -19,6 +19,7 @@ from specdec_ext.models.family_config import FamilyConfig, family_config
 
 SMALL: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text")
+LONG = {"short_factor": [1.0, 2] * 4, "long_factor": [3.0] * 8}
 ROPE: dict[str, Any] = {
     "linear": {"rope_type": "linear", "factor": 2.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
@@ -46,7 +47,7 @@ def assert_same(raw: dict[str, Any]) -> None:
         assert type(getattr(theirs, name)) is type(value), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "phi3"])
 def test_defaults(family):
     assert_same({"model_type": family})
     assert_same({"model_type": family, **SMALL})
@@ -77,6 +78,17 @@ def test_rotary_parameters(family, rope):
         assert_same({**raw, "rope_parameters": {**ROPE[rope], "rope_theta": 3e4}})
 
 
+def test_rotary_parameters_of_phi3():
+    raw = {"model_type": "phi3", **SMALL, "max_position_embeddings": 128}
+    assert_same({**raw, "partial_rotary_factor": 0.75, "rope_theta": 2e4})
+    assert_same({**raw, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}})
+    scaled = {**raw, "original_max_position_embeddings": 32}
+    assert_same({**scaled, "rope_scaling": {"type": "longrope", **LONG}})
+    assert_same({**scaled, "rope_parameters": {"rope_type": "longrope", "factor": 4.0, **LONG}})
+    assert_same({**raw, "rope_scaling": {"type": "su", "original_max_position_embeddings": 4096,
+                                         **LONG}})  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("family", "change"),
     [
@@ -88,6 +100,8 @@ def test_rotary_parameters(family, rope):
         ("qwen3", {"use_sliding_window": True, "sliding_window": None}),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 9, "no_rope_layer_interval": 2}),
         ("smollm3", {"no_rope_layers": [0, 1, 0]}),
+        ("phi3", {"sliding_window": 2047, "num_key_value_heads": 2, "head_dim": 8}),
+        ("phi3", {"resid_pdrop": 0, "embd_pdrop": 0.1, "eos_token_id": [1, 2]}),
         ("gemma2", {"final_logit_softcapping": None, "tie_word_embeddings": False}),
         ("gemma3_text", {"sliding_window_pattern": 2, "sliding_window": 8}),
         ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
@@ -117,6 +131,11 @@ def test_fields_that_follow_from_others(family, change):
         ("qwen2", {"layer_types": ["linear_attention"] * 3}),
         ("qwen2", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
         ("smollm3", {"no_rope_layers": [1]}),
+        ("phi3", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("phi3", {"rope_scaling": {"rope_type": "longrope"}}),
+        ("phi3", {"rope_scaling": {"rope_type": "longrope", **LONG, "short_factor": [1.0] * 7}}),
+        ("phi3", {"partial_rotary_factor": "1"}),
+        ("phi3", {"layer_types": ["full_attention"] * 3}),
         ("gemma2", {"query_pre_attn_scalar": 1.5}),
         ("gemma3_text", {"use_bidirectional_attention": True}),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}),

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from model_zoo import VOCAB, make_model, save_model
@@ -21,16 +22,23 @@ from specdec_ext.models.config_reader import read_config
 from specdec_ext.models.gguf_weights import GgufCheckpoint
 from specdec_ext.models.host_arrays import as_torch
 from specdec_ext.text.tokenizer import load_tokenizer
-from tiny_models import save_tiny
+from tiny_models import as_phi3, save_llama, save_tiny
 
 FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 SIX = [*["sliding_attention"] * 5, "full_attention"]
+THETA = {"rope_type": "default", "rope_theta": 1e4}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5, 2.0],
+        "long_factor": [3.0, 4.0, 5.0], "partial_rotary_factor": 0.375}  # fmt: skip
 # Our architecture -> a family of the zoo, and what of it a GGUF file can say.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama tied": ("llama_tied", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "phi3": ("phi3", {}),
+    "phi3 window": ("phi3_window", {}),
+    "phi3 part of a head": ("phi3", {"rope_parameters": {**THETA, "partial_rotary_factor": 0.75}}),
+    "phi3 long": ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 48}),
     "gemma3": (
         "gemma3",
         {"num_hidden_layers": 6, "layer_types": SIX, "query_pre_attn_scalar": 24},
@@ -60,14 +68,18 @@ def test_float32_file_is_the_folder(name: str, tmp_path: Path) -> None:
     expected = load_model(folder)
     got = load_model(file)
     assert got.info.dtype == "float32" and got.kv_dtype == torch.float32
+    assert got.max_position == expected.max_position
     assert torch.equal(scores(got, ids), scores(expected, ids))
 
 
+@pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_own_width_is_near_the_same_weights_as_floats(format: str, tmp_path: Path) -> None:
+def test_own_width_is_near_the_same_weights_as_floats(
+    format: str, family: str, tmp_path: Path
+) -> None:
     """Rows are rounded to 8 bits on their way into a layer, and K/V to bfloat16: nothing else."""
-    folder = make(tmp_path / "folder", "llama", **WIDE)
-    file = write_gguf(folder, tmp_path / "m.gguf", format, tokenizer=False)
+    folder = make(tmp_path / "folder", family, **WIDE)
+    file = write_gguf(folder, tmp_path / "m.gguf", format, architecture=family, tokenizer=False)
     ids = prompt_ids(24, 2)
     own, floats = load_model(file), load_model(file, dtype="float32")
     assert (own.info.dtype, own.kv_dtype) == (format, torch.bfloat16)
@@ -151,6 +163,54 @@ def test_refusals_name_what_is_not_understood(tmp_path: Path) -> None:
         load_model(changed(b"blk.2.ffn_gate", b"blk.9.ffn_gate"))
     with pytest.raises(UnsupportedModelError, match="needs the native decoder"):
         load_model(file, model_impl="transformers")
+
+
+@pytest.mark.parametrize("format", ["q8_0", "q4_k", "bfloat16"])
+def test_projections_in_one_matrix_are_those_of_three(format: str, tmp_path: Path) -> None:
+    """phi3 has the rows of q and k as transformers has them, and one type for q, k and v."""
+    apart = write_gguf(
+        save_llama(tmp_path / "llama", 3, VOCAB, **WIDE), tmp_path / "l.gguf", format,
+        tokenizer=False,
+    )  # fmt: skip
+    fused = write_gguf(
+        as_phi3(save_llama(tmp_path / "phi3", 3, VOCAB, **WIDE)), tmp_path / "p.gguf", format,
+        architecture="phi3", tokenizer=False,
+    )  # fmt: skip
+    ids = prompt_ids(24, 3)
+    assert torch.equal(scores(load_model(fused), ids), scores(load_model(apart), ids))
+
+
+def test_refusals_of_a_phi3_file(tmp_path: Path) -> None:
+    overrides = {"rope_parameters": LONG, "original_max_position_embeddings": 48}
+    folder = make(tmp_path / "folder", "phi3", **overrides)
+    file = write_gguf(folder, tmp_path / "m.gguf", "float32", architecture="phi3", tokenizer=False)
+    content = file.read_bytes()
+
+    def changed(old: bytes, new: bytes) -> Path:
+        assert content.count(old) == 1 and len(old) == len(new)
+        path = tmp_path / "changed.gguf"
+        path.write_bytes(content.replace(old, new))
+        return path
+
+    short = b"rope_factors_short.weight"
+    with pytest.raises(UnsupportedModelError, match=r"'rope_factors_short\.weight' is missing"):
+        read_config(changed(short, b"rope_factors_shirt.weight"))
+    key = b"phi3.rope.dimension_count" + (4).to_bytes(4, "little")
+    seven = changed(key + (6).to_bytes(4, "little"), key + (8).to_bytes(4, "little"))
+    with pytest.raises(UnsupportedModelError, match=r"is float32 \[3\], expected float32 \[4\]"):
+        read_config(seven)
+    factors = np.array(LONG["short_factor"], dtype=np.float32)
+    bad = changed(factors.tobytes(), np.array([1.0, -1.5, 2.0], dtype=np.float32).tobytes())
+    with pytest.raises(ModelError, match=r"'rope_factors_short\.weight' holds factors that are no"):
+        read_config(bad)
+    for old, new, name in (
+        (b"blk.0.attn_qkv.weight", b"blk.0.attn_qqv.weight",
+         r"'blk\.0\.attn_qqv\.weight' has no place"),
+        (b"blk.1.attn_qkv.weight", b"blk.7.attn_qkv.weight",
+         r"'model\.layers\.1\.self_attn\.qkv_proj\.weight' \[128, 64\] is missing"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=name):
+            load_model(changed(old, new))
 
 
 # -- The built-in model's file ---------------------------------------------------------------------

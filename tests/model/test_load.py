@@ -25,7 +25,7 @@ def test_auto_is_native_where_everything_is_understood(saved):
 @pytest.mark.parametrize(
     ("family", "overrides", "reason"),
     [
-        ("phi3", {}, "not one of the native families"),
+        ("olmo2", {}, "not one of the native families"),
         ("llama", {"hidden_act": "gelu"}, "activation 'gelu'"),
         ("llama", {"hidden_act": "relu"}, "activation 'relu'"),
     ],

@@ -73,6 +73,66 @@ def test_llama3_rope(saved):
     ]
 
 
+@pytest.mark.parametrize("share", [0.5, 0.75])
+@pytest.mark.parametrize("long", [False, True])
+def test_phi3_rotates_parts_of_heads_up_to_the_original_length(saved, share, long):
+    """With one list of factors, as Phi-4-mini does."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+    if long:
+        factors = [1.0 + 0.3 * i for i in range(int(8 * share))]
+        rope |= {"rope_type": "longrope", "short_factor": factors, "long_factor": factors[::-1]}
+    reference = saved("phi3", rope_parameters=rope, original_max_position_embeddings=48)
+    model = load(reference.folder)
+    assert model.max_position == (48 if long else 256)
+    assert any("48 of 256 positions" in note for note in model.info.warnings) == long
+    assert not load(reference.folder, max_seq_len=48).info.warnings
+    prompt = prompt_ids(20, 3)
+    expected = hf_greedy(reference.model, prompt, 28)
+    assert Driver(model).greedy([prompt], 28) == [expected]
+    adapted = load_model(reference.folder, model_impl="transformers", max_rows=64)
+    assert Driver(adapted).greedy([prompt], 28) == [expected]
+
+
+def test_longrope_of_another_family_and_its_older_name(saved, tmp_path):
+    factors = [1.0 + 0.2 * i for i in range(8)]
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors,
+        "long_factor": [4.0] * 8, "factor": 4.0, "original_max_position_embeddings": 48,
+    }  # fmt: skip
+    prompt = prompt_ids(20, 3)
+    reference = saved("llama", rope_parameters=rope, max_position_embeddings=192)
+    model = load(reference.folder)
+    assert (model.max_position, model.info.rope_types) == (48, ("longrope",))
+    text = hf_greedy(reference.model, prompt, 28)
+    assert Driver(model).greedy([prompt], 28) == [text]
+    short = shutil.copytree(reference.folder, tmp_path / "short")
+    edit_json(short / "config.json", rope_parameters={**rope, "short_factor": factors[1:]})
+    with pytest.raises(ModelError, match="short_factor has 7 numbers: expected 8"):
+        load(short)
+    phi3 = saved("phi3", rope_parameters=rope, original_max_position_embeddings=48)
+    old = shutil.copytree(phi3.folder, tmp_path / "old")
+    scaling = {"type": "su", "factor": 4.0, "short_factor": factors, "long_factor": [4.0] * 8}
+    edit_json(old / "config.json", rope_parameters=None, rope_theta=1e4, rope_scaling=scaling)
+    expected = hf_greedy(phi3.model, prompt, 28)
+    assert Driver(load(phi3.folder)).greedy([prompt], 28) == [expected]
+    assert Driver(load(old)).greedy([prompt], 28) == [expected]
+
+
+def test_phi3_as_its_authors_wrote_it(saved, tmp_path):
+    """Fields of the code that came with the first folders; transformers' class reads none."""
+    reference = saved("phi3_window")
+    folder = shutil.copytree(reference.folder, tmp_path / "model")
+    edit_json(
+        folder / "config.json", attention_bias=False, mlp_bias=False, lm_head_bias=False,
+        full_attn_mod=1, interpolate_factor=1,
+        auto_map={"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+    )  # fmt: skip
+    model = load(folder)
+    assert model.info.sliding_window == 7 and model.layer_windows == (7, 7, 7)
+    prompt = prompt_ids(20, 3)
+    assert Driver(model).greedy([prompt], 20) == [hf_greedy(reference.model, prompt, 20)]
+
+
 def test_gemma3_with_scaled_full_attention(saved):
     reference = saved(
         "gemma3",
@@ -89,7 +149,9 @@ def test_gemma3_with_scaled_full_attention(saved):
     ]
 
 
-@pytest.mark.parametrize("family", ["llama_tied", "mistral_window", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["llama_tied", "mistral_window", "qwen2", "qwen3", "gemma3", "phi3_window"]
+)
 def test_v4_config_decodes_the_same(saved, family, tmp_path):
     reference = saved(family)
     folder = shutil.copytree(reference.folder, tmp_path / "v4")
@@ -103,7 +165,7 @@ def test_v4_config_decodes_the_same(saved, family, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
 def test_scores_are_as_close_as_torch(saved, family, dtype):
     """err(ours) <= 2 err(torch in the same dtype) + rounding, both against float64 on the weights
     as the dtype holds them."""
@@ -219,6 +281,25 @@ def test_weights_that_do_not_fit_the_config(saved, tmp_path, damage):
     }[damage]
     with pytest.raises(ModelError, match=reason):
         load(folder)
+
+
+def test_matrices_of_phi3_that_do_not_fit(saved, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(saved("phi3").folder, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    qkv, gate_up = (f"model.layers.1.{n}_proj.weight" for n in ("self_attn.qkv", "mlp.gate_up"))
+    for changed, reason in (
+        ({qkv: tensors[qkv][1:]},
+         r"self_attn\.qkv_proj\.weight' has shape \[127, 64\], config\.json asks for \[128, 64\]"),
+        ({gate_up: tensors[gate_up][:, :32]}, r"gate_up_proj\.weight' has shape \[192, 32\]"),
+        ({gate_up: None}, r"'model\.layers\.1\.mlp\.gate_up_proj\.weight' \[192, 64\] is missing"),
+        ({"model.layers.1.mlp.up_proj.weight": torch.zeros(96, 64)}, r"up_proj\.weight'.*no place"),
+    ):  # fmt: skip
+        kept = {k: v.contiguous() for k, v in {**tensors, **changed}.items() if v is not None}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=reason):
+            load(folder)
 
 
 def test_tied_checkpoint_that_also_holds_the_head(saved, tmp_path):

@@ -109,7 +109,9 @@ def test_bits_of_a_gguf_file(format: Any, tmp_path: Path) -> None:
     assert other.info == one.info
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "gemma2", "gemma3", "qwen3_biased", "qwen2"])
+@pytest.mark.parametrize(
+    "family", ["llama_biased", "gemma2", "gemma3", "qwen3_biased", "qwen2", "phi3_window"]
+)
 def test_bits_of_other_families(saved: Any, family: str, tmp_path: Path) -> None:
     """Biases, norms of heads and behind blocks, tied embeddings, several rotary tables."""
     folder = saved(family).folder

@@ -70,6 +70,37 @@ def test_scores_are_near_those_of_the_floats(tmp_path: Path, name: str) -> None:
     assert noted == (name in ("int-quantized", "fp8-block", "modelopt"))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_projections_that_lie_in_one_matrix(tmp_path: Path, name: str) -> None:
+    """Rows of its blocks: the matrix's own numbers, and the model of its floats."""
+    folder, floats, matrices = save_quantised(tmp_path, name, fused=True)
+    places = {"qkv_proj": {"q_proj": (0, 128), "k_proj": (128, 192), "v_proj": (192, 256)},
+              "gate_up_proj": {"gate_proj": (0, 256), "up_proj": (256, 512)}}  # fmt: skip
+    with open_checkpoint(read_config(folder)) as checkpoint:
+        for whole, parts in places.items():
+            [key] = [key for key in matrices if f"layers.1.{'self_attn' if 'q' in whole else 'mlp'}"
+                     f".{whole}" in key]  # fmt: skip
+            for part, (first, last) in parts.items():
+                own = key.replace(whole, part)
+                loaded = np.asarray(checkpoint.load(own, "float32"))
+                assert np.array_equal(loaded, matrices[key][first:last]), own
+                some = np.asarray(checkpoint.load(own, "float32", slice(32, 64)))
+                assert np.array_equal(some, matrices[key][first + 32 : first + 64]), own
+                weight = checkpoint.weight(own)  # type: ignore[union-attr]
+                if isinstance(weight, tuple):
+                    values = np.empty(loaded.shape, dtype=np.float32)
+                    _core.dequantize(weight, values)
+                    assert np.array_equal(values, loaded), own
+                else:
+                    assert name == "float-block"
+    expected = scores(floats)
+    assert float(np.abs(scores(folder, dtype="float32") - expected).max()) <= 1e-4 * float(
+        np.abs(expected).max()
+    )
+    error = np.linalg.norm(scores(folder) - expected) / np.linalg.norm(expected)
+    assert error < (0.16 if name in E4M3_INPUTS else 0.06), error
+
+
 @pytest.mark.parametrize("name", ["awq", "gptq", "int-quantized", "float-tensor", "fp8-block"])
 def test_speculative_text_is_plain(tmp_path: Path, name: str) -> None:
     folder, _, _ = save_quantised(tmp_path, name)

@@ -26,7 +26,7 @@ HIDDEN = 64
 NUM_TOKENS = 44
 # Adapter and native, tied and untied heads, biases, norms on q and k, soft caps, sliding windows.
 NATIVE = ("llama", "llama_tied", "qwen3", "gemma3")
-ADAPTED = ("gpt2", "phi3", "olmo2")
+ADAPTED = ("gpt2", "starcoder2", "olmo2")
 SETTINGS = [(1, 1), (1, 5), (2, 3), (5, 5), (10, 1), (3, 2), (25, 5), (127, 1), (1, 127)]
 COMPARED: list[int] = []
 

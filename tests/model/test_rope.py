@@ -31,6 +31,13 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
         "mscale": 0.8, "mscale_all_dim": 0.5, "beta_fast": 16, "beta_slow": 2, **THETA,
     },
+    "longrope": {
+        "rope_type": "longrope", "original_max_position_embeddings": 64, "factor": 4.0, **THETA,
+    },
+    "longrope_with_attention_factor": {
+        "rope_type": "longrope", "original_max_position_embeddings": 32, "attention_factor": 1.3,
+        **THETA,
+    },
     "yarn_with_factor": {
         "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64,
         "attention_factor": 0.9, **THETA,
@@ -39,7 +46,12 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 def llama(name: str, **overrides: Any) -> Any:
-    return make_config("llama", rope_parameters=dict(PARAMETERS[name]), **overrides)
+    parameters = dict(PARAMETERS[name])
+    if parameters["rope_type"] == "longrope":
+        count = overrides.get("head_dim", 16) // 2
+        parameters["short_factor"] = [0.5 + 0.2 * i for i in range(count)]
+        parameters["long_factor"] = [9.0] * count
+    return make_config("llama", rope_parameters=parameters, **overrides)
 
 
 def close(table: np.ndarray, expected: torch.Tensor) -> bool:
@@ -109,7 +121,8 @@ def test_gemma3_has_a_table_per_layer_type():
 @pytest.mark.parametrize(
     ("name", "stated", "expected"),
     [("default", 256, 256), ("linear", 256, 768), ("dynamic", 256, 768), ("llama3", 256, 256),
-     ("yarn", 64, 256), ("yarn", 256, 256), ("yarn_with_factor", 64, 128)],
+     ("yarn", 64, 256), ("yarn", 256, 256), ("yarn_with_factor", 64, 128), ("longrope", 256, 64),
+     ("longrope", 32, 32)],
 )  # fmt: skip
 def test_max_position(name, stated, expected):
     assert max_position(llama(name, max_position_embeddings=stated)) == expected
@@ -117,8 +130,8 @@ def test_max_position(name, stated, expected):
 
 def test_unknown_type_and_missing_length():
     config = llama("default")
-    config.rope_parameters = {"rope_type": "longrope", "rope_theta": 1e4}
-    with pytest.raises(UnsupportedModelError, match="rope_type = 'longrope'"):
+    config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4}
+    with pytest.raises(UnsupportedModelError, match="rope_type = 'spiral'"):
         rope_tables(config, 8)
     with pytest.raises(ModelError, match="does not state its context length"):
         max_position(make_config("bloom"))

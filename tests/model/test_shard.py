@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from quant_files import FORMATS, edit, save_quantised
 
 from gguf_files import write_gguf
 from specdec_ext import _core
@@ -118,7 +119,8 @@ def test_bits_of_a_gguf_file(tmp_path: Path, format: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama_biased", "mistral_window", "gemma2", "gemma3", "qwen3_biased", "qwen2"]
+    "family",
+    ["llama_biased", "mistral_window", "gemma2", "gemma3", "qwen3_biased", "qwen2", "phi3_window"],
 )
 def test_bits_of_other_families(saved: Any, family: str) -> None:
     folder = saved(family).folder
@@ -168,7 +170,34 @@ def test_partial_sums_do_not_depend_on_company(tmp_path: Path) -> None:
     np.testing.assert_array_equal(together[5:], alone)
 
 
-@pytest.mark.parametrize("family", ["llama_biased", "gemma2", "gemma3", "qwen3_biased"])
+@pytest.mark.parametrize("share", [1.0, 0.75])
+@pytest.mark.parametrize("width", ["float32", "q8_0", "awq-32", "fp8-block"])
+def test_bits_of_projections_in_one_matrix(
+    saved: Any, width: str, share: float, tmp_path: Path
+) -> None:
+    """Heads of which a part is rotated have their rows in another order; ranks have whole heads."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}
+    own = {} if width == "float32" else {"own_widths": True}
+    if width in FORMATS:
+        model, _, _ = save_quantised(tmp_path, width, fused=True)
+        edit(model, rope_parameters=rope)
+    else:
+        model = saved("phi3", rope_parameters=rope).folder
+    if width == "q8_0":
+        file = tmp_path / "model.gguf"
+        model = write_gguf(model, file, width, architecture="phi3", tokenizer=False)
+    one, ranks = load(model, **own), load_all(model, 2, **own)
+    plan = tree_plan()
+    expected = one.forward(plan)
+    np.testing.assert_array_equal(run(ranks, plan), expected)
+    sums = run(load_all(model, 2, sums=True, **own), plan)
+    off = np.abs(sums - expected).max() / np.abs(expected).max()
+    assert off < (1e-3 if width == "awq-32" else 2e-5)  # an input of 8 bits may be another
+
+
+@pytest.mark.parametrize(
+    "family", ["llama_biased", "gemma2", "gemma3", "qwen3_biased", "phi3_window"]
+)
 def test_partial_sums_of_other_families(saved: Any, family: str) -> None:
     """A bias of a sum is added once."""
     folder = saved(family).folder

@@ -104,8 +104,14 @@ def test_the_engine_takes_what_the_trainer_wrote(
 
 
 def test_a_target_of_no_native_family_is_refused(saved: Any) -> None:
-    with pytest.raises(ModelError, match=r"'phi3' is not one of the native families.*Medusa heads"):
+    with pytest.raises(ModelError, match=r"'olmo2' is not one of the native.*Medusa heads"):
         drafter_shape(
-            read_config(saved("phi3").folder), num_layers=1, intermediate_size=8,
+            read_config(saved("olmo2").folder), num_layers=1, intermediate_size=8,
             draft_vocab_size=16,
+        )  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with pytest.raises(ModelError, match=r"its partial_rotary_factor is that of no other.*Medusa"):
+        drafter_shape(
+            read_config(saved("phi3", rope_parameters=rope).folder), num_layers=1,
+            intermediate_size=8, draft_vocab_size=16,
         )  # fmt: skip

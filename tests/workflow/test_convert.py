@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -26,10 +27,11 @@ from specdec_ext import (
     UnsupportedModelError,
 )
 from specdec_ext.cli import main
+from specdec_ext.models.decoder_file import DECODER_FILE
 from specdec_ext.models.folder_cache import file_sha256
 from specdec_ext.workflow.convert import CHECKPOINT, Converted, ConvertOptions, convert
 from specdec_ext.workflow.folder_writer import check_folder, written_folder
-from tiny_models import save_tiny
+from tiny_models import as_phi3, save_tiny
 
 HIDDEN = 256
 PROMPT = [5, 6, 7, 8, 5, 6, 7]
@@ -78,6 +80,44 @@ def test_a_folder_becomes_shards_that_decode_alike(tiny: Path, tmp_path: Path) -
         for name, shard in index["weight_map"].items():  # by the library's own reader
             with safe_open(done.folder / shard, "pt") as new:
                 assert new.get_tensor(name).equal(old.get_tensor(name))
+
+
+@pytest.mark.parametrize("how", ["float32", "int4", "q4_1", "awq-32", "fp8-block", "part"])
+def test_projections_in_one_matrix_stay_in_it(how: str, wide: Path, tmp_path: Path) -> None:
+    """A folder of the family phi3 stays one that transformers reads, in floats."""
+    if how in FORMATS:
+        source, _, _ = save_quantised(tmp_path, how, fused=True)
+    else:
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+        changes = {"rope_parameters": rope} if how == "part" else {}
+        source = as_phi3(shutil.copytree(wide, tmp_path / "phi3"), **changes)
+    if how == "q4_1":
+        file = tmp_path / "model.gguf"
+        source = write_gguf(source, file, how, architecture="phi3", tokenizer=False)
+    options = {"quantization": how} if how == "int4" else {}
+    done = run(source, tmp_path / "ckpt", shard_bytes=500_000, **options)
+    assert decode(done.folder) == decode(source, **options)
+    index = json.loads((done.folder / "model.safetensors.index.json").read_text())
+    names = set(index["weight_map"])
+    assert "model.layers.1.self_attn.qkv_proj.weight" in names
+    assert not any(".q_proj." in name or ".up_proj." in name for name in names)
+    # The C++ runtime reads rows where they lie, in the decoder's order alone.
+    decoder = done.folder / DECODER_FILE
+    assert decoder.is_file() == (how != "part")
+    if how == "float32":
+        assert decode(done.folder, model_impl="transformers") == decode(source)
+        lines = [line.split() for line in decoder.read_text().splitlines()]
+        tensors = {line[1]: line for line in lines if line[0] == "tensor"}
+        for name in ("self_attn.k_proj", "mlp.up_proj"):
+            _, full, kind, file_name, offset, rows, columns = tensors[
+                f"model.layers.1.{name}.weight"
+            ]
+            assert kind == "float32"
+            data = (done.folder / file_name).read_bytes()[int(offset) :]
+            count = int(rows) * int(columns)
+            found = np.frombuffer(data, np.float32, count).reshape(int(rows), int(columns))
+            expected = load_file(wide / "model.safetensors")[full]
+            assert np.array_equal(found, expected.numpy())
 
 
 def test_the_manifest_says_what_went_in_and_what_came_out(tiny: Path, tmp_path: Path) -> None:

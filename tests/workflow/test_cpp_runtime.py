@@ -17,7 +17,7 @@ from gguf_files import write_gguf
 from specdec_ext import LLM, SamplingParams
 from specdec_ext.models.decoder_file import DECODER_FILE, ROPE_FILE
 from specdec_ext.workflow.convert import ConvertOptions, convert
-from tiny_models import save_llama, save_tiny
+from tiny_models import as_phi3, save_llama, save_tiny
 
 EXAMPLE = tools.ROOT / "examples" / "cpp"
 PROMPT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
@@ -57,10 +57,14 @@ def model(kind: str, folder: Path) -> tuple[Path, ConvertOptions]:
         "bfloat16": ConvertOptions(dtype="bfloat16"),
         "int8": ConvertOptions(quantization="int8"),
     }
+    if kind == "phi3":
+        return as_phi3(save_llama(folder / "tiny", 3, 97)), ConvertOptions(quantization="int8")
     return save_llama(folder / "tiny", 3, 97, **overrides), options.get(kind, ConvertOptions())
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "tied", "llama3 rope", "gguf"])
+@pytest.mark.parametrize(
+    "kind", ["float32", "bfloat16", "int8", "tied", "llama3 rope", "gguf", "phi3"]
+)
 def test_the_text_is_that_of_the_python_engine(program: Path, kind: str, tmp_path: Path) -> None:
     """Plain and with drafts, and as many of these are accepted."""
     source, options = model(kind, tmp_path)

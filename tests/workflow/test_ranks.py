@@ -23,7 +23,7 @@ from specdec_ext.models.safetensors_file import SafetensorsFile
 from specdec_ext.workflow.convert import ConvertOptions, convert
 from specdec_ext.workflow.engine_folder import EngineFolder
 from tensor_parallel import started_team
-from tiny_models import save_tiny
+from tiny_models import as_phi3, save_tiny
 
 Capture = pytest.CaptureFixture[str]
 UNEVEN = {
@@ -74,6 +74,24 @@ def test_words_of_a_quantised_checkpoint(name: str, team: Any, tmp_path: Path) -
     source, _, _ = save_quantised(tmp_path, name)
     folder = convert(source, tmp_path / "ckpt", ConvertOptions(tp_size=2)).folder
     assert token_ids(folder, tensor_parallel_size=2) == token_ids(source)
+
+
+@pytest.mark.parametrize("how", ["float32", "bfloat16", "int4", "q8_0", "awq-32", "part"])
+def test_projections_in_one_matrix(how: str, team: Any, tmp_path: Path) -> None:
+    """Each rank has its rows of each projection, in the decoder's order."""
+    options = {"bfloat16": {"dtype": how}, "int4": {"quantization": how}}.get(how, {})
+    if how == "awq-32":
+        source, _, _ = save_quantised(tmp_path, how, fused=True)
+    else:
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+        changes = {"rope_parameters": rope} if how == "part" else {}
+        source = as_phi3(save_tiny(tmp_path / "tiny", **UNEVEN), **changes)
+    if how == "q8_0":
+        source = write_gguf(source, tmp_path / "model.gguf", how, architecture="phi3")
+    folder = convert(source, tmp_path / "ckpt", ConvertOptions(tp_size=2, **options)).folder
+    expected = token_ids(source, **options)
+    assert token_ids(folder, tensor_parallel_size=2) == expected
+    assert token_ids(source, tensor_parallel_size=2, **options) == expected
 
 
 def test_a_rank_needs_its_own_shards_alone(uneven: Path, tmp_path: Path) -> None:

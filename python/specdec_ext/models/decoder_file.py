@@ -19,6 +19,7 @@ import numpy as np
 
 from .config_reader import read_config
 from .draft_vocab import read_draft_vocab
+from .fused_rows import FusedCheckpoint, fused_rows
 from .native import decoder_config, served_positions
 from .native_config import NotNativeError, native_shape
 from .open_checkpoint import open_checkpoint
@@ -34,8 +35,9 @@ _VERSION = 1
 def write_decoder_file(folder: Path) -> bool:
     """Write decoder.txt and rope.bin into a converted folder.
 
-    False, and no file: the native decoder does not run the family, or the head scores a part of
-    the vocabulary. Raises ModelError, OSError.
+    False, and no file: the native decoder does not run the family, the head scores a part of the
+    vocabulary, or rows lie in another order than the decoder's (RowsOf.order). Raises ModelError,
+    OSError.
     """
     config = read_config(folder)
     try:
@@ -43,6 +45,8 @@ def write_decoder_file(folder: Path) -> bool:
     except NotNativeError:
         return False
     if read_draft_vocab(folder, config.vocab_size) is not None:
+        return False
+    if any(part.order for part in fused_rows(config).values()):
         return False
     positions = served_positions(config, None, [])
     fields: dict[str, Any] = decoder_config(
@@ -59,12 +63,19 @@ def write_decoder_file(folder: Path) -> bool:
             for table in tables:
                 rope.write(np.ascontiguousarray(table, dtype="<f4").tobytes())
     with open_checkpoint(config) as checkpoint:
-        entries = checkpoint.entries  # type: ignore[union-attr]  # a folder, never a GGUF file
+        fused = checkpoint if isinstance(checkpoint, FusedCheckpoint) else None
+        # A folder, never a GGUF file.
+        entries = (checkpoint if fused is None else fused.files).entries  # type: ignore[union-attr]
         files = {entry.file: SafetensorsFile(entry.file) for entry in entries.values()}
         for name in shape.expected_weights():
-            entry = entries[name]
-            offset, stored = files[entry.file].place(name)
+            part = None if fused is None else fused.rows_of(name)
+            source = name if part is None else part.source
+            entry = entries[source]
+            offset, stored = files[entry.file].place(source)
             rows, columns = stored if len(stored) == 2 else (1, stored[0])
+            if part is not None:
+                offset += part.first * files[entry.file].num_bytes(source) // rows
+                rows = part.count
             lines.append(
                 _line("tensor", [name, entry.dtype, entry.file.name, offset, rows, columns])
             )

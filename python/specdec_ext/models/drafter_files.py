@@ -21,6 +21,7 @@ from ..config.validate import show
 from ..errors import ModelError
 from .config_reader import ModelConfig, parse_config, read_config
 from .family_config import FamilyConfig
+from .fused_rows import fused_rows
 from .host_arrays import as_torch
 from .json_file import read_json
 from .native_config import ARCHITECTURES, NativeShape, NotNativeError, native_shape
@@ -55,8 +56,9 @@ _NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 class DrafterShape:
     """What config.json says of the drafter.
 
-    decoder           configuration of the decoder, of the target's family; every id of the target's
-                      vocabulary is a valid input
+    decoder           configuration of the decoder, of the target's family (Mistral's, where that
+                      keeps several projections in one matrix); every id of the target's vocabulary
+                      is a valid input
     draft_vocab_size  tokens that the head scores
     cut_from_layers   layers of the target that training began from
     """
@@ -99,10 +101,17 @@ class DrafterShape:
 def cut_decoder(target: ModelConfig, layers: Sequence[int], intermediate_size: int) -> DrafterShape:
     """The shape of a drafter of these layers of the target, with a head of no tokens yet.
 
-    Raises ModelError for a target whose family the native decoder does not run.
+    A target that keeps several projections in one matrix gets a drafter that has them apart, of a
+    family that is the same otherwise.
+
+    Raises ModelError for a target whose family the native decoder does not run, or whose rotary
+    positions that other family has not.
     """
+    fused = fused_rows(target)
     try:
         shape = native_shape(target)
+        if any(part.order for part in fused.values()):
+            raise NotNativeError("its partial_rotary_factor is that of no other family")
     except NotNativeError as error:
         raise ModelError(
             f"{target.path}: a drafter is cut out of a target that the native decoder runs, and "
@@ -113,9 +122,13 @@ def cut_decoder(target: ModelConfig, layers: Sequence[int], intermediate_size: i
     for name in ("layer_types", "no_rope_layers"):
         if values.get(name) is not None:
             values[name] = [values[name][layer] for layer in layers]
+    family = "mistral" if fused else target.model_type
+    for name in ("resid_pdrop", "embd_pdrop", "original_max_position_embeddings") if fused else ():
+        values.pop(name, None)
     values |= {
         **_NO_TOKENS,
-        "architectures": [ARCHITECTURES[target.model_type]],
+        "model_type": family,
+        "architectures": [ARCHITECTURES[family]],
         "num_hidden_layers": len(layers),
         "intermediate_size": intermediate_size,
         "head_dim": shape.head_dim,

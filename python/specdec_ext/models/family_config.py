@@ -115,6 +115,22 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
         "tie_word_embeddings": True,
     },
+    "phi3": {
+        **_COMMON,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_key_value_heads": None,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
+        "pad_token_id": 32000,
+        "sliding_window": None,
+    },
     "gemma2": {
         **_GEMMA,
         "vocab_size": 256000,
@@ -136,15 +152,21 @@ _THETA = {"smollm3": 2000000.0}
 _GLOBAL_THETA, _LOCAL_THETA = 1000000.0, 10000.0  # of gemma3_text
 # Keys without a meaning for the decoder, whatever their value.
 _IGNORED = frozenset((
-    "_name_or_path", "_sliding_window_pattern", "architectures", "chunk_size_feed_forward",
-    "draft_vocab_size", "dtype", "id2label", "is_encoder_decoder", "label2id", "model_sha256",
+    "_name_or_path", "_sliding_window_pattern", "architectures", "auto_map",
+    "chunk_size_feed_forward", "draft_vocab_size", "dtype", "id2label", "is_encoder_decoder",
+    "label2id", "model_sha256",
     "model_type", "output_attentions", "output_hidden_states", "problem_type", "return_dict",
     "torch_dtype", "transformers_version",
 ))  # fmt: skip
+# What the code that came with the family's first folders read, and its transformers class does not.
+_UNREAD = {
+    "phi3": frozenset(("attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias",
+                       "mlp_bias")),
+}  # fmt: skip
 _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq"))
 # Fields that may be null where their default is none.
 _NULLABLE = {
-    "num_key_value_heads": ("llama", "qwen2", "qwen3", "smollm3"),
+    "num_key_value_heads": ("llama", "qwen2", "qwen3", "smollm3", "phi3"),
     "sliding_window": tuple(_FAMILIES),
     "final_logit_softcapping": ("gemma2", "gemma3_text"),
     "attn_logit_softcapping": ("gemma2", "gemma3_text"),
@@ -153,7 +175,8 @@ _NULLABLE = {
     "pad_token_id": tuple(_FAMILIES),
     "pretraining_tp": ("llama",),
 }
-_FLOATS = ("initializer_range", "attention_dropout", "rms_norm_eps",
+_DROPOUTS = ("attention_dropout", "resid_pdrop", "embd_pdrop")
+_FLOATS = (*_DROPOUTS, "initializer_range", "rms_norm_eps",
            "final_logit_softcapping", "attn_logit_softcapping")  # fmt: skip
 # What a rotary type needs besides its base.
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
@@ -189,8 +212,10 @@ def _fields(family: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     defaults = _FAMILIES[family]
     values = copy.deepcopy(defaults)
     for key, value in raw.items():
-        if key in _IGNORED or key in _ROPE_KEYS:
+        if key in _IGNORED or key in _ROPE_KEYS or key in _UNREAD.get(family, ()):
             continue
+        if key == "partial_rotary_factor" and family == "phi3":
+            continue  # goes into rope_parameters
         if key == "head_dim" and key not in defaults and value is not None:
             values[key] = _checked(family, key, value)  # not a field, but every class reads it
             continue
@@ -216,7 +241,7 @@ def _checked(family: str, key: str, value: Any) -> Any:
         )
     elif key in _FLOATS:
         # transformers refuses an integer where a field is a float alone.
-        fits = type(value) is float or (key == "attention_dropout" and type(value) is int)
+        fits = type(value) is float or (key in _DROPOUTS and type(value) is int)
     elif key == "use_bidirectional_attention" or isinstance(default, bool):
         fits = type(value) is bool
     elif isinstance(default, str):
@@ -274,7 +299,35 @@ def _rope(family: str, raw: Mapping[str, Any], values: Mapping[str, Any]) -> dic
     if "rope_local_base_freq" in raw or any(key in _LAYER_TYPES for key in parameters):
         raise _LeftToTransformers("rope_parameters")
     theta = raw.get("rope_theta", _THETA.get(family, 10000.0))
+    if family == "phi3":
+        return _phi3_rope(parameters, theta, raw, values)
     return _standard(parameters, theta, values["max_position_embeddings"])
+
+
+def _phi3_rope(
+    parameters: dict[str, Any], theta: Any, raw: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    parameters.setdefault("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
+    share = parameters["partial_rotary_factor"]
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if type(share) not in (int, float):
+        raise _LeftToTransformers("partial_rotary_factor")
+    if kind == "default":
+        return _standard(parameters, theta, values["max_position_embeddings"])
+    if kind in ("longrope", "su"):  # the older name
+        parameters["original_max_position_embeddings"] = values["original_max_position_embeddings"]
+        count = int(values["hidden_size"] // values["num_attention_heads"] * share) // 2
+        for factors in (parameters.get("short_factor"), parameters.get("long_factor")):
+            if (
+                not isinstance(factors, list)
+                or len(factors) != count
+                or not all(type(factor) in (int, float) for factor in factors)
+            ):
+                raise _LeftToTransformers("short_factor")
+        parameters["rope_type"] = "longrope"
+        if type(parameters.setdefault("rope_theta", theta)) in (int, float):
+            return parameters
+    raise _LeftToTransformers("rope_parameters")
 
 
 def _gemma3_rope(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,13 @@ the model computes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedModelError
+from ..errors import ModelError, UnsupportedModelError
 from ..gguf import GgufFile
 
 __all__ = ["GgufArchitecture", "architecture_of", "gguf_config"]
@@ -28,12 +29,15 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 ROPE_FACTORS = "rope_freqs.weight"
+# What phi3 has for texts up to the original length, and for longer ones.
+LENGTH_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,12 @@ _ARCHITECTURES = {
     "llama": GgufArchitecture("llama", "LlamaForCausalLM", permutes=True),
     "qwen2": GgufArchitecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": GgufArchitecture("qwen3", "Qwen3ForCausalLM", {**_LAYER, **_QK_NORMS}),
+    "phi3": GgufArchitecture(
+        "phi3",
+        "Phi3ForCausalLM",
+        {part: _LAYER[part] for part in ("attn_norm", "attn_output", "ffn_norm", "ffn_down")}
+        | _FUSED,
+    ),
     "gemma3": GgufArchitecture(
         "gemma3_text", "Gemma3ForCausalLM", {**_LAYER, **_QK_NORMS, **_SANDWICH}, norm_shift=1.0
     ),
@@ -69,6 +79,9 @@ _KNOWN = frozenset((
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count",
     "expert_used_count",
 ))  # fmt: skip
+
+
+_PHI3_KNOWN = frozenset(("rope.scaling.attn_factor",))
 
 
 def architecture_of(file: GgufFile) -> GgufArchitecture:
@@ -86,7 +99,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The config.json of the model in `file`. Raises ModelError, UnsupportedModelError."""
     architecture = architecture_of(file)
     prefix = file.text("general.architecture") + "."
-    _refuse_unknown(file, prefix)
+    is_phi3 = architecture.model_type == "phi3"
+    _refuse_unknown(file, prefix, _KNOWN | _PHI3_KNOWN if is_phi3 else _KNOWN)
 
     def whole(key: str, high: int, default: int | None = None) -> int:
         return int(file.number(prefix + key, 1, high, default))
@@ -94,6 +108,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     hidden, heads = whole("embedding_length", 1 << 20), whole("attention.head_count", 1 << 16)
     head_dim = whole("attention.key_length", 1 << 14, max(1, hidden // heads))
     for key in ("attention.value_length", "rope.dimension_count"):
+        if is_phi3 and key == "rope.dimension_count":
+            continue  # it may be less
         if (other := whole(key, 1 << 14, head_dim)) != head_dim:
             raise UnsupportedModelError(
                 f"{file.path}: {prefix}{key} = {other}: heads of {head_dim} need the same here"
@@ -127,6 +143,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     window = file.get(prefix + "attention.sliding_window")
     if architecture.model_type == "gemma3_text":
         config |= _gemma3(config, window)
+    elif is_phi3:
+        config |= _phi3(file, prefix, head_dim, context)
+        config["sliding_window"] = window or None  # of all layers; 0 is none
     elif window and architecture.model_type == "llama":  # Mistral's files are of this architecture
         config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
         config["sliding_window"] = window
@@ -142,9 +161,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-def _refuse_unknown(file: GgufFile, prefix: str) -> None:
+def _refuse_unknown(file: GgufFile, prefix: str, known: frozenset[str]) -> None:
     for key in file:
-        if key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in known:
             raise UnsupportedModelError(
                 f"{file.path}: {key} = {str(file.get(key))[:80]}: not understood by the native "
                 "decoder; give the model as a Hugging Face folder"
@@ -167,6 +186,47 @@ def _gemma3(config: dict[str, Any], window: int | None) -> dict[str, Any]:
         "sliding_window": window or 512,
         "sliding_window_pattern": 6,
     }
+
+
+def _phi3(file: GgufFile, prefix: str, head_dim: int, context: int) -> dict[str, Any]:
+    """What it says of its rotary positions alone."""
+    rotary = int(file.number(prefix + "rope.dimension_count", 1, head_dim, head_dim))
+    share = rotary / head_dim
+    if int(head_dim * share) < rotary:  # as transformers takes it back
+        share = math.nextafter(share, 1.0)
+    original = prefix + "rope.scaling.original_context_length"
+    config: dict[str, Any] = {
+        "partial_rotary_factor": share,
+        "original_max_position_embeddings": int(file.number(original, 1, 1 << 26, context)),
+    }
+    short, long = (_length_factors(file, name, rotary // 2) for name in LENGTH_FACTORS)
+    if short is None and long is None:
+        return config
+    scaling: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    factor = prefix + "rope.scaling.attn_factor"
+    if file.get(factor) is not None:
+        scaling["attention_factor"] = float(file.number(factor, 1e-3, 1e3))
+    return config | {"rope_scaling": scaling}
+
+
+def _length_factors(file: GgufFile, name: str, count: int) -> list[float] | None:
+    tensor = file.tensors.get(name)
+    others = [other for other in LENGTH_FACTORS if other in file.tensors]
+    if tensor is None and not others:
+        return None
+    found = "missing" if tensor is None else f"{tensor.format} {list(tensor.shape)}"
+    if tensor is None or tensor.format != "float32" or tensor.shape != (count,):
+        raise UnsupportedModelError(
+            f"{file.path}: tensor {name!r} is {found}, expected float32 [{count}]: a factor for "
+            "each frequency; copy or convert the file again"
+        )
+    factors = file.data(tensor)
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise ModelError(
+            f"{file.path}: tensor {name!r} holds factors that are no positive numbers; the file is "
+            "damaged"
+        )
+    return [float(factor) for factor in factors]
 
 
 def _rope_scaling(

@@ -12,7 +12,7 @@ import numpy as np
 from .. import _core
 from ..errors import ModelError
 from ..gguf import GgufFile, GgufTensor
-from .gguf_config import ROPE_FACTORS, architecture_of
+from .gguf_config import LENGTH_FACTORS, ROPE_FACTORS, architecture_of
 from .host_arrays import HostArray, converted, dtype_name
 from .weights import check_tensors
 
@@ -52,10 +52,12 @@ class GgufCheckpoint:
             "q_proj": heads,
             "k_proj": int(self._file.number(prefix + "_kv", 1, 1 << 16, heads)),
         }
+        is_phi3 = self._architecture.model_type == "phi3"
+        factors = (ROPE_FACTORS, *LENGTH_FACTORS) if is_phi3 else (ROPE_FACTORS,)
         self._tensors = {
             self._name(name): tensor
             for name, tensor in self._file.tensors.items()
-            if name != ROPE_FACTORS
+            if name not in factors
         }
 
     def __enter__(self) -> GgufCheckpoint:

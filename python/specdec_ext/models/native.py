@@ -17,6 +17,7 @@ from .block_checkpoint import BlockCheckpoint
 from .cache_check import check_cache
 from .config_reader import ModelConfig
 from .draft_vocab import ScoredRows
+from .fused_rows import FusedCheckpoint
 from .gguf_weights import GgufCheckpoint
 from .host_arrays import converted, like, take_rows
 from .kv_storage import KV_SCALE_SUFFIXES, KvStorage
@@ -51,7 +52,7 @@ DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.masked_bias")
 # And the scales of fp8 K/V, which kv_storage.py reads and which say nothing to K/V in floats.
 IGNORED_SUFFIXES = (*DERIVED_SUFFIXES, *KV_SCALE_SUFFIXES)
 # Checkpoints that know weights which are no floats.
-_WITH_WIDTHS = (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint, RankCheckpoint)
+_WITH_WIDTHS = (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint, RankCheckpoint, FusedCheckpoint)
 # Entries of decoder_config() that say nothing of the weights.
 _OF_A_RUN = ("max_rows", "max_position", "sliding_window", "sink_tokens", "has_fast_forms")
 
@@ -202,7 +203,7 @@ class NativeModel:
         shape: NativeShape,
         load: Callable[..., Any],
         expected: Mapping[str, Any],
-        checkpoint: Checkpoint | GgufCheckpoint | RankCheckpoint,
+        checkpoint: Checkpoint | GgufCheckpoint | RankCheckpoint | FusedCheckpoint,
     ) -> None:
         """Copy the checkpoint into the decoder, one layer at a time: never all of it twice."""
         if self.shard is not None:
@@ -355,6 +356,12 @@ def _load_part(load: Callable[..., Any], shard: Shard, shapes: Mapping[str, Any]
 def served_positions(config: ModelConfig, max_seq_len: int | None, notes: list[str]) -> int:
     """Positions that a decoder makes rotary tables for; a cut is noted."""
     limit = max_position(config.hf)
+    stated = config.max_position or limit
+    if limit < stated and (max_seq_len is None or max_seq_len > limit):
+        notes.append(
+            f"rope_type 'longrope': {limit} of {stated} positions are served; texts that grow "
+            "longer have other frequencies from their first token on"
+        )
     if max_seq_len is not None:
         return min(limit, max_seq_len)
     if limit > _DEFAULT_TABLE_POSITIONS:

@@ -2,7 +2,8 @@
 
 A family is native when every configuration field that its transformers class reads is understood
 here; a field that is new or set to something else sends the model to the adapter, with the reason.
-Weight names and shapes follow the `state_dict` of transformers.
+Weight names and shapes follow the `state_dict` of transformers; what a family keeps in one
+matrix has the names of its parts (fused_rows.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from .config_reader import ModelConfig
 from .family_config import FamilyConfig
-from .rope import ROPE_TYPES, rope_parameters
+from .rope import ROPE_TYPES, rope_parameters, rotary_dim
 
 __all__ = ["ARCHITECTURES", "NATIVE_FAMILIES", "NativeShape", "NotNativeError", "native_shape"]
 
@@ -121,6 +122,7 @@ _FAMILY_FIELDS = {
     "qwen2": "use_sliding_window max_window_layers",
     "qwen3": "attention_bias use_sliding_window max_window_layers",
     "smollm3": "attention_bias mlp_bias use_sliding_window no_rope_layers no_rope_layer_interval",
+    "phi3": "original_max_position_embeddings resid_pdrop embd_pdrop",
     "gemma2": "attention_bias hidden_activation query_pre_attn_scalar attn_logit_softcapping "
     "final_logit_softcapping",
     "gemma3_text": "attention_bias hidden_activation query_pre_attn_scalar "
@@ -132,6 +134,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
@@ -223,7 +226,7 @@ def _sliding_windows(config: ModelConfig, layer_types: tuple[str, ...]) -> tuple
     window = int(getattr(config.hf, "sliding_window", None) or 0)
     if config.model_type == "llama":
         return (0,) * config.num_layers  # the class has no window, whatever the file says
-    if config.model_type == "mistral":
+    if config.model_type in ("mistral", "phi3"):
         return (window,) * config.num_layers  # all layers, layer_types or not
     if config.model_type == "smollm3" and not config.hf.use_sliding_window:
         return (0,) * config.num_layers
@@ -247,6 +250,13 @@ def _rope_layout(
         rope_type = parameters.get("rope_type", "default")
         if rope_type not in ROPE_TYPES:
             raise NotNativeError(f"rope_type {rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
-        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise NotNativeError("partial_rotary_factor other than 1")
+        if rope_type == "longrope" and kind is not None:
+            raise NotNativeError("rope_type 'longrope' of one layer type")
+        rotary, heads = rotary_dim(hf, kind), config.head_dim
+        # Rows of whole heads are rotated: fused_rows.py puts those of one family in place.
+        if rotary != heads and (
+            config.model_type != "phi3" or rotary % 2 or not 0 < rotary < heads
+        ):
+            share = parameters["partial_rotary_factor"]
+            raise NotNativeError(f"partial_rotary_factor {share}: {rotary} of {heads} elements")
     return tables, index

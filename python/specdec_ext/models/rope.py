@@ -8,7 +8,9 @@ A row of the table is a function of its position alone. For types default, linea
 that is what transformers does. For `dynamic` (NTK) transformers recomputes the frequencies from
 the longest sequence of the batch, so its result for a token depends on who shares the batch; here
 row p always uses the frequencies of a sequence of p + 1 tokens, which is what transformers uses
-when it decodes token p alone.
+when it decodes token p alone. For `longrope` transformers takes one list of factors up to the
+original length and another for longer sequences, from their first token on; here the first list
+serves the original length, and no more.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ import numpy as np
 
 from ..errors import ModelError, UnsupportedModelError
 
-__all__ = ["ROPE_TYPES", "max_position", "rope_parameters", "rope_tables"]
+__all__ = ["ROPE_TYPES", "max_position", "rope_parameters", "rope_tables", "rotary_dim"]
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 _ROWS_AT_ONCE = 8192
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def rope_parameters(hf: Any, layer_type: str | None = None) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def max_position(hf: Any) -> int:
     `linear` and `dynamic` multiply max_position_embeddings; `yarn` reaches
     original_max_position_embeddings * factor. `llama3` configurations, and those with one
     dictionary per layer type (Gemma3), already state the extended length. The rule is vLLM's.
+    `longrope` ends at original_max_position_embeddings.
     """
     stated = getattr(hf, "max_position_embeddings", None)
     if not isinstance(stated, int) or stated < 1:
@@ -65,16 +68,34 @@ def max_position(hf: Any) -> int:
     if kind == "yarn":
         original = parameters.get("original_max_position_embeddings") or stated
         return max(stated, int(original * factor))
-    return stated
+    return min(stated, _original(hf, parameters)) if kind == "longrope" else stated
+
+
+def rotary_dim(hf: Any, layer_type: str | None = None) -> int:
+    """Elements of a head that are rotated: its first ones; the others stay as they are."""
+    share = rope_parameters(hf, layer_type).get("partial_rotary_factor")
+    return int(_head_dim(hf) * (1.0 if share is None else share))
+
+
+def _head_dim(hf: Any) -> int:
+    return int(getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads)
+
+
+def _original(hf: Any, parameters: dict[str, Any]) -> int:
+    own = parameters.get("original_max_position_embeddings")
+    own = own or getattr(hf, "original_max_position_embeddings", None)
+    return int(own or hf.max_position_embeddings)
 
 
 def rope_tables(
     hf: Any, num_positions: int, layer_type: str | None = None
 ) -> tuple[Floats, Floats]:
-    """cos and sin, float32 [num_positions, head_dim / 2] each, attention scaling folded in.
+    """cos and sin, float32 [num_positions, head_dim / 2] each, attention scaling folded in; 1 and 0
+    behind rotary_dim / 2, for elements that are not rotated.
 
     layer_type  for configurations with one set of parameters per layer type, else None.
-    Raises UnsupportedModelError for a rotary type outside ROPE_TYPES.
+    Raises UnsupportedModelError for a rotary type outside ROPE_TYPES, ModelError for factors of
+    another number than there are frequencies.
     """
     parameters = rope_parameters(hf, layer_type if _is_nested(hf) else None)
     kind = str(parameters.get("rope_type", "default"))
@@ -82,29 +103,33 @@ def rope_tables(
         raise UnsupportedModelError(
             f"rope_type = {kind!r}: the native decoder has {', '.join(ROPE_TYPES)}"
         )
-    dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    dim = rotary_dim(hf, layer_type if _is_nested(hf) else None)
     scaling = 1.0
     if kind == "dynamic":
         frequencies = _dynamic(parameters, dim, int(hf.max_position_embeddings), num_positions)
     elif kind == "yarn":
         frequencies, scaling = _yarn(parameters, dim, int(hf.max_position_embeddings))
+    elif kind == "longrope":
+        original = _original(hf, parameters)
+        frequencies, scaling = _longrope(parameters, dim, int(hf.max_position_embeddings), original)
     else:
         frequencies = _inverse(parameters["rope_theta"], dim)
         if kind == "linear":
             frequencies = frequencies / np.float32(parameters["factor"])
         elif kind == "llama3":
             frequencies = _llama3(parameters, frequencies)
-    cos = np.empty((num_positions, dim // 2), dtype=np.float32)
-    sin = np.empty_like(cos)
+    cos = np.ones((num_positions, _head_dim(hf) // 2), dtype=np.float32)
+    sin = np.zeros_like(cos)
+    turned = slice(dim // 2)
     for first in range(0, num_positions, _ROWS_AT_ONCE):
         rows = slice(first, min(first + _ROWS_AT_ONCE, num_positions))
         positions = np.arange(rows.start, rows.stop, dtype=np.float32)
         each = frequencies if frequencies.ndim == 1 else frequencies[rows]
         angles = (positions[:, None] * each).astype(np.float64)
-        cos[rows], sin[rows] = np.cos(angles), np.sin(angles)
+        cos[rows, turned], sin[rows, turned] = np.cos(angles), np.sin(angles)
     if scaling != 1.0:
-        cos *= np.float32(scaling)
-        sin *= np.float32(scaling)
+        cos[:, turned] *= np.float32(scaling)
+        sin[:, turned] *= np.float32(scaling)
     return cos, sin
 
 
@@ -169,6 +194,23 @@ def _yarn(parameters: dict[str, Any], dim: int, length: int) -> tuple[Floats, fl
     own = np.float32(1.0) / powers
     stretched = np.float32(1.0) / (np.float32(factor) * powers)
     return stretched * (np.float32(1.0) - own_share) + own * own_share, float(scaling)
+
+
+def _longrope(
+    parameters: dict[str, Any], dim: int, length: int, original: int
+) -> tuple[Floats, float]:
+    """(frequencies up to the original length, attention scaling)."""
+    factors = np.asarray(parameters["short_factor"], dtype=np.float32)
+    if factors.shape != (dim // 2,):
+        raise ModelError(
+            f"rope_parameters.short_factor has {factors.size} numbers: expected {dim // 2}, one "
+            "for each frequency; copy config.json again"
+        )
+    scaling, factor = parameters.get("attention_factor"), parameters.get("factor")
+    factor = length / original if factor is None else factor
+    if scaling is None:
+        scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return np.float32(1.0) / (factors * _power(parameters["rope_theta"], _exponents(dim))), scaling
 
 
 def _dynamic(parameters: dict[str, Any], dim: int, original: int, num_positions: int) -> Floats:

@@ -57,6 +57,11 @@ class SafetensorsFile:
         first: int = self._header[name]["data_offsets"][0]
         return self._begin + first, self.about(name)[1]
 
+    def num_bytes(self, name: str) -> int:
+        """What the tensor takes in the file."""
+        first, end = self._header[name]["data_offsets"]
+        return int(end - first)
+
     def tensor(self, name: str) -> HostArray:
         """The tensor where it lies; a copy where it lies at no multiple of its elements' size."""
         code, shape = self.about(name)

@@ -12,6 +12,7 @@ from ..errors import UnsupportedModelError
 from ..models.block_checkpoint import BlockCheckpoint
 from ..models.config_reader import ModelConfig
 from ..models.draft_vocab import read_draft_vocab
+from ..models.fused_rows import FusedCheckpoint
 from ..models.gguf_weights import GgufCheckpoint
 from ..models.kv_storage import read_kv_scales
 from ..models.native import IGNORED_SUFFIXES
@@ -56,28 +57,30 @@ class SourceWeights:
                     f"{config.path}: {what} needs a native family ({error})"
                 ) from error
             expected, self._ranks = None, []
-        if isinstance(checkpoint, (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint)):
+        files = checkpoint.files if isinstance(checkpoint, FusedCheckpoint) else checkpoint
+        if isinstance(files, (GgufCheckpoint, BlockCheckpoint, QuantCheckpoint)):
             if options.quantization is not None:
                 raise UnsupportedModelError(
                     f"{config.path}: quantization = {options.quantization!r}: its weights have a "
                     "width already; leave it out"
                 )
             assert expected is not None  # only native families have blocks
-            if self.dtype is None and isinstance(checkpoint, QuantCheckpoint):
-                self.dtype = checkpoint.dtype()
+            if self.dtype is None and isinstance(files, QuantCheckpoint):
+                self.dtype = files.dtype()
+            own: Callable[..., Any] = checkpoint.weight  # type: ignore[union-attr]
             self._load: Callable[..., Any] = (
-                checkpoint.weight if wide else partial(checkpoint.load, dtype=self.dtype)
+                own if wide else partial(checkpoint.load, dtype=self.dtype)
             )
             to_floats = config.quant is not None and config.quant.form == "fp8"
             kept = wide and not to_floats
-            self.main_format = checkpoint.main_format() if kept else str(self.dtype)
+            self.main_format = files.main_format() if kept else str(self.dtype)
             self.names = list(expected)
         else:
-            assert isinstance(checkpoint, Checkpoint)  # one for ranks is refused when opened
-            self.dtype = self.dtype or checkpoint.dtype()
+            assert isinstance(files, Checkpoint)  # one for ranks is refused when opened
+            self.dtype = self.dtype or files.dtype()
             self._load = partial(checkpoint.load, dtype=self.dtype)
             self.main_format = options.quantization or self.dtype
-            self.names = list(expected if expected is not None else checkpoint.entries)
+            self.names = list(expected if expected is not None else files.entries)
             if options.quantization is not None:
                 whole: Any = partial(checkpoint.load, dtype="float32")
                 self._load = quantized_loader(whole, options.quantization, self.errors)
@@ -87,6 +90,8 @@ class SourceWeights:
                 expected["lm_head.weight"] = (len(head_ids), config.hidden_size)
             tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
             checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
+            if isinstance(checkpoint, FusedCheckpoint) and not self._ranks:
+                self.names = list(checkpoint.stored(expected))  # as the family's folders have them
         self._kv_scales = read_kv_scales(config, options.allow_pickle)
         self.names += [name for name in self._kv_scales if name not in self.names]
 
