@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -95,28 +96,40 @@ def test_drafts_that_a_grammar_cuts_are_not_expected_to_be_right() -> None:
 
 def test_who_was_preempted_reads_no_prompt_beside_others() -> None:
     """Rows beside prompts have their price, because prompts wait for them. Requests without pages
-    are no such prompts: their number changes no drafts of those that run."""
-    pages = torch.zeros(1, 30, 1, 4, 1)
-    drafts = {}
-    for count in (2, 6):
-        executor = _core.Executor(
-            pages, pages.clone(), vocab_size=64, max_batch_size=count, max_seq_len=88,
-            max_num_tokens=256, method="suffix", policy="max_utilization", check_integrity=True,
-        )  # fmt: skip
-        executor.set_step_cost([1, 2, 4, 8, 16, 256], [5.0, 6.0, 8.0, 12.0, 20.0, 260.0])
-        text = [i % 12 for i in range(89)]
-        for _ in range(count):
-            executor.submit(text[:24], max_tokens=60, ignore_eos=True)
-        seen: list[int] = []
-        while (plan := executor.plan()) is not None:
-            where = plan.positions[plan.logit_rows]
-            following = torch.tensor([text[int(p) + 1] for p in where], dtype=torch.int32)
-            executor.commit(plan, following)
-            if plan.num_prefill_rows == 0 and plan.num_requests == 2:
-                seen.append(plan.num_rows - 2)
-        drafts[count] = seen
-    assert max(drafts[2]) > 0
-    assert len(drafts[6]) > 3 and sum(drafts[6]) / len(drafts[6]) >= 1.0
+    wait for none: two that run draft as much beside four of them and more as they do alone."""
+    rows, seconds = [1, 2, 4, 8, 16, 1024], [5.0, 6.0, 8.0, 12.0, 20.0, 1000.0]
+    pages = torch.zeros(1, 120, 1, 4, 1)
+    executor = _core.Executor(
+        pages, pages.clone(), vocab_size=64, max_batch_size=8, max_seq_len=256, max_num_tokens=256,
+        method="suffix", policy="max_utilization", check_integrity=True,
+    )  # fmt: skip
+    executor.set_step_cost(rows, seconds)
+
+    def text(seed: int) -> list[int]:
+        """It repeats itself with a difference now and then."""
+        generator = random.Random(seed)
+        tokens = [generator.randrange(60) for _ in range(12)]
+        while len(tokens) < 256:
+            same = generator.random() < 0.9
+            tokens.append(tokens[-12] if same else generator.randrange(60))
+        return tokens
+
+    texts = {}
+    for seed in range(8):
+        request = executor.submit(text(seed)[:24], max_tokens=200, ignore_eos=True)
+        texts[request] = text(seed)
+    drafts: dict[bool, list[int]] = {False: [], True: []}  # beside four preempted ones and more
+    while (plan := executor.plan()) is not None:
+        preempted = executor.stats()["preempted"]
+        owners = np.repeat(plan.request_ids, np.diff(plan.cu_rows)).tolist()
+        positions = plan.positions.tolist()
+        following = [texts[owners[r]][positions[r] + 1] for r in plan.logit_rows.tolist()]
+        executor.commit(plan, torch.tensor(following, dtype=torch.int32))
+        if plan.num_prefill_rows == 0 and plan.num_requests == 2:
+            drafts[preempted >= 4].append(plan.num_rows - 2)
+    assert min(map(len, drafts.values())) > 8
+    alone, beside = (sum(d) / len(d) for d in drafts.values())
+    assert alone > 3.0 and beside > 0.8 * alone
 
 
 @pytest.mark.parametrize("first", [None, 0.0, 9.0])
