@@ -74,12 +74,43 @@ def without_code() -> list[str]:
     return [] if any(re.search(wanted, line) for line in said) else [f"a device of 7.5: {said}"]
 
 
-def run_tests(arguments: list[str], env: dict[str, str]) -> int:
+def run_tests(arguments: list[str], env: dict[str, str], launches: Path = LAUNCHES) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "ptx.skip_missing", *arguments]
     paths = os.pathsep.join([str(ROOT / "tests"), env.get("PYTHONPATH", "")])
     env = {**env, "PYTHONPATH": paths.rstrip(os.pathsep), "SPECDEC_EMU_FOLDER": str(BACKEND)}
-    env |= {"SPECDEC_PTX_LAUNCHES": str(LAUNCHES), "SPECDEC_REQUIRE_EMU": "1"}
+    env |= {"SPECDEC_PTX_LAUNCHES": str(launches), "SPECDEC_REQUIRE_EMU": "1"}
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
+def first_hour() -> list[str]:
+    """Returns the kernels that the parts of `run.sh first-hour` (benchmarks/gpu/small_set.py) leave
+    out, but for attention's, of which every instance is a part."""
+    names = BUILD / "first_hour.txt"
+    names.unlink(missing_ok=True)
+    program = (
+        "import torch; from pathlib import Path; from benchmarks.gpu import ours, small_set; "
+        "from benchmarks.gpu.run import Target; "
+        f"ours.EMULATORS.update(dict.fromkeys(ours.EMULATORS, Path({str(BUILD)!r}) / "
+        "'libspecdec_ptx.so')); target = Target('cuda-emu-fast', torch.device('cpu')); "
+        "ours.open_backend(target); "
+        "parts = [*small_set.operations(), *small_set.products_that_hand_over()]; "
+        "skipped = ('attn', 'prompt', 'generic', 'bits', 'whole'); "
+        "[check(target) for name, check in parts if not name.startswith(skipped)]"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPECDEC_PTX_LAUNCHES": str(names)}
+    said = lines_of([sys.executable, "-c", program], env)
+    faults = said if said and said[-1].startswith("exit status") else []
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.gpu.small_set import ONCE
+
+    for name, which in ONCE.items():
+        chosen = ["-m", "emulated and not emulator and not slow", "-k", which]
+        if run_tests([*chosen, f"tests/kernels/test_{name}.py"], env, names) != 0:
+            faults.append(f"first hour: {name} -k {which!r} failed")
+    text = names.read_text() if names.exists() else ""
+    attention = {"ampere_main", "hopper_main", "generic_kernel", "finish", "plan"}
+    left = sorted(kernels() - attention - launched(kernels(), text))
+    return faults + [f"first hour: no part runs {name}" for name in left]
 
 
 def kernels() -> set[str]:
@@ -92,9 +123,8 @@ def kernels() -> set[str]:
     return found
 
 
-def launched(names: set[str]) -> set[str]:
-    """Returns those kernels whose (mangled) names the backend has written down."""
-    text = LAUNCHES.read_text() if LAUNCHES.exists() else ""
+def launched(names: set[str], text: str) -> set[str]:
+    """Returns those kernels whose (mangled) names the backend has written down in `text`."""
     return {name for name in names if re.search(rf"{len(name)}{name}[EI]", text)}
 
 
@@ -117,8 +147,9 @@ def main() -> int:
         old = [f"tests/kernels/{name}" for name in OLD_DEVICE_TESTS]
         if run_tests([*common, *old], limits("8.0")) != 0:
             faults.append("tests failed on a device of 8.0")
-        names = kernels()
-        faults += [f"{name}: no test ran it" for name in sorted(names - launched(names))]
+        names, text = kernels(), LAUNCHES.read_text() if LAUNCHES.exists() else ""
+        faults += [f"{name}: no test ran it" for name in sorted(names - launched(names, text))]
+        faults += first_hour()
     for fault in faults:
         print(f"  {fault}")
     used = os.times()
