@@ -157,6 +157,18 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_scales_that_are_nan_are_refused(dtype: str, wide: Path, tmp_path: Path) -> None:
+    convert(wide, tmp_path / "blocks", ConvertOptions(quantization="int8"))
+    [file] = (tmp_path / "blocks").glob("*.safetensors")
+    tensors = load_file(file)
+    blocks = tensors["model.layers.0.self_attn.o_proj.weight"]
+    blocks[0, :2] = torch.tensor([0x00, 0x7E], dtype=torch.uint8)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.o_proj.*q8_0"):
+        LLM(tmp_path / "blocks", dtype=dtype)
+
+
 def test_an_interrupted_conversion_goes_on(wide: Path, tmp_path: Path) -> None:
     options = ConvertOptions(quantization="int8", shard_bytes=200_000)
     target = tmp_path / "ckpt"
