@@ -69,6 +69,7 @@ _KNOWN = frozenset((
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count",
     "expert_used_count",
 ))  # fmt: skip
+_LOCAL_BASE = "rope.freq_base_swa"  # of gemma3, whose layers with windows have a base of their own
 
 
 def architecture_of(file: GgufFile) -> GgufArchitecture:
@@ -89,7 +90,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     _refuse_unknown(file, prefix)
 
     def whole(key: str, high: int, default: int | None = None) -> int:
-        return int(file.number(prefix + key, 1, high, default))
+        return file.whole(prefix + key, 1, high, default)
 
     hidden, heads = whole("embedding_length", 1 << 20), whole("attention.head_count", 1 << 16)
     head_dim = whole("attention.key_length", 1 << 14, max(1, hidden // heads))
@@ -102,7 +103,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     epsilon = file.number(prefix + "attention.layer_norm_rms_epsilon", 1e-12, 1.0)
     theta = float(file.number(prefix + "rope.freq_base", 1e-3, 1e12, 10000.0))
     context = whole("context_length", 1 << 26)
-    ends = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    ends = [file.token_id(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     eos = [token for token in dict.fromkeys(ends) if token is not None]
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
@@ -119,14 +120,15 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(file, prefix, theta, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": file.token_id("tokenizer.ggml.bos_token_id"),
         "eos_token_id": eos if len(eos) > 1 else next(iter(eos), None),
-        "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": file.token_id("tokenizer.ggml.padding_token_id"),
         "dtype": _dtype(file),
     }
-    window = file.get(prefix + "attention.sliding_window")
+    window = file.whole(prefix + "attention.sliding_window", 0, 1 << 26, 0)
     if architecture.model_type == "gemma3_text":
-        config |= _gemma3(config, window)
+        local = file.number(prefix + _LOCAL_BASE, 1e-3, 1e12, 10000.0)
+        config |= _gemma3(config, window, float(local))
     elif window and architecture.model_type == "llama":  # Mistral's files are of this architecture
         config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
         config["sliding_window"] = window
@@ -143,27 +145,29 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 
 
 def _refuse_unknown(file: GgufFile, prefix: str) -> None:
+    known = _KNOWN | ({_LOCAL_BASE} if prefix == "gemma3." else frozenset[str]())
     for key in file:
-        if key.startswith(prefix) and key.removeprefix(prefix) not in _KNOWN:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in known:
             raise UnsupportedModelError(
                 f"{file.path}: {key} = {str(file.get(key))[:80]}: not understood by the native "
                 "decoder; give the model as a Hugging Face folder"
             )
-    if file.get(prefix + "expert_count", 0):
+    experts = file.whole(prefix + "expert_count", 0, 1 << 16, 0)
+    if experts:
         raise UnsupportedModelError(
-            f"{file.path}: {prefix}expert_count = {file.get(prefix + 'expert_count')}: mixtures of "
-            "experts run from Hugging Face folders alone"
+            f"{file.path}: {prefix}expert_count = {experts}: mixtures of experts run from Hugging "
+            "Face folders alone"
         )
 
 
-def _gemma3(config: dict[str, Any], window: int | None) -> dict[str, Any]:
+def _gemma3(config: dict[str, Any], window: int, local_base: float) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     # 27B scales queries by its hidden size; no entry says so, its number of layers does.
     scale = hidden // heads if config["num_hidden_layers"] == 62 else config["head_dim"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scale,
-        "rope_local_base_freq": 10000.0,
+        "rope_local_base_freq": local_base,
         "sliding_window": window or 512,
         "sliding_window_pattern": 6,
     }
@@ -172,7 +176,7 @@ def _gemma3(config: dict[str, Any], window: int | None) -> dict[str, Any]:
 def _rope_scaling(
     file: GgufFile, prefix: str, theta: float, head_dim: int
 ) -> dict[str, Any] | None:
-    kind = file.get(prefix + "rope.scaling.type", "none")
+    kind = file.text(prefix + "rope.scaling.type", "none")
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, theta, head_dim)
     if kind == "none":
@@ -183,7 +187,7 @@ def _rope_scaling(
     }
     if kind == "yarn":
         original = prefix + "rope.scaling.original_context_length"
-        scaling["original_max_position_embeddings"] = int(file.number(original, 1, 1 << 26))
+        scaling["original_max_position_embeddings"] = file.whole(original, 1, 1 << 26)
     elif kind != "linear":
         raise UnsupportedModelError(
             f"{file.path}: {prefix}rope.scaling.type = {kind!r}: supported are none, linear, yarn"
