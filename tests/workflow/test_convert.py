@@ -157,6 +157,23 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("how", [{}, {"quantization": "int8"}])
+def test_a_tied_model_with_another_head_keeps_it(how: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tied", tie_word_embeddings=True, hidden_size=64)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    generator = torch.Generator().manual_seed(3)
+    tensors["lm_head.weight"] = torch.randn(table.shape, generator=generator) * 0.3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    expected = decode(folder, **how)
+    written = convert(folder, tmp_path / "out", ConvertOptions(**how)).folder
+    assert not json.loads((written / "config.json").read_text())["tie_word_embeddings"]
+    assert decode(written) == expected
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert decode(folder, **how) != expected
+
+
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_scales_that_are_nan_are_refused(dtype: str, wide: Path, tmp_path: Path) -> None:
     convert(wide, tmp_path / "blocks", ConvertOptions(quantization="int8"))

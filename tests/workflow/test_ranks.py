@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gguf_files import write_gguf
@@ -74,6 +76,19 @@ def test_words_of_a_quantised_checkpoint(name: str, team: Any, tmp_path: Path) -
     source, _, _ = save_quantised(tmp_path, name)
     folder = convert(source, tmp_path / "ckpt", ConvertOptions(tp_size=2)).folder
     assert token_ids(folder, tensor_parallel_size=2) == token_ids(source)
+
+
+def test_a_tied_model_with_another_head(team: Any, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tied", **UNEVEN, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    generator = torch.Generator().manual_seed(3)
+    tensors["lm_head.weight"] = torch.randn(table.shape, generator=generator) * 0.3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    expected = decode(folder)
+    assert decode(folder, tensor_parallel_size=2) == expected
+    convert(folder, tmp_path / "two", ConvertOptions(tp_size=2))
+    assert decode(tmp_path / "two", tensor_parallel_size=2) == expected
 
 
 def test_a_rank_needs_its_own_shards_alone(uneven: Path, tmp_path: Path) -> None:
