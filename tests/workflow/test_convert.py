@@ -157,6 +157,35 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize(("how", "flags"), [
+    ({"method": "int4", "group_size": 64, "embeddings": "keep"},
+     ["--quantization=int4", "--quantization-group-size=64", "--quantization-embeddings=keep"]),
+    ({"method": "int8", "group_size": -1, "head": "int4"},
+     ["--quantization=int8", "--quantization-group-size=-1", "--quantization-head=int4"]),
+])  # fmt: skip
+def test_a_mapping_is_kept_once_written(
+    how: dict[str, Any], flags: list[str], wide: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ckpt"
+    assert main(["convert", f"--model-dir={wide}", f"--output-dir={folder}", *flags]) == 0
+    assert json.loads((folder / "quantization.json").read_text())["quantization"] == how
+    expected = decode(wide, quantization=how)
+    assert decode(folder) == expected
+    again = tmp_path / "again"
+    convert(wide, again, ConvertOptions(quantization=how))
+    assert decode(again) == expected
+    formats = json.loads((folder / "config.json").read_text())["quantization_config"]["formats"]
+    assert set(formats) == ({"q4_g", "q8_0"} if how["method"] == "int4" else
+                            {"q8_g", "q8_0", "q4_1"})  # fmt: skip
+
+
+def test_flags_that_say_how_need_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", f"--output-dir={tmp_path}", "--quantization-head=keep"]) == 2
+    assert "--quantization-head says how weights are narrowed; give --quantization" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("how", [{}, {"quantization": "int8"}])
 def test_a_tied_model_with_another_head_keeps_it(how: dict[str, Any], tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tied", tie_word_embeddings=True, hidden_size=64)

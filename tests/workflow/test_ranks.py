@@ -78,6 +78,12 @@ def test_words_of_a_quantised_checkpoint(name: str, team: Any, tmp_path: Path) -
     assert token_ids(folder, tensor_parallel_size=2) == token_ids(source)
 
 
+def test_a_mapping_reaches_every_rank(uneven: Path, team: Any) -> None:
+    how: dict[str, Any] = {"method": "int4", "group_size": 96, "head": "keep"}
+    expected = decode(uneven, quantization=how)
+    assert decode(uneven, quantization=how, tensor_parallel_size=2) == expected
+
+
 def test_a_tied_model_with_another_head(team: Any, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "tied", **UNEVEN, tie_word_embeddings=True)
     tensors = load_file(folder / "model.safetensors")

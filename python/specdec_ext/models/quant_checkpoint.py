@@ -112,8 +112,9 @@ class QuantCheckpoint(Checkpoint):
     def _any(self, name: str) -> bool:
         """Is there anything but 0 in a tensor?"""
         values: Any = self.read(name)
-        floats = self.entries[name].dtype in _FLOATS
-        return bool(np.any(converted(values, "float32") if floats else np.asarray(values)))
+        if self.entries[name].dtype in _FLOATS:
+            values = converted(values, "float32")
+        return bool(np.asarray(values).any())
 
     def _check_parts(self, name: str) -> None:
         """The small tensors of a module that no product needs and that say what the others mean."""
