@@ -131,9 +131,9 @@ def to_blocks(weight: np.ndarray, format: str, group: int | None = None) -> np.n
 
     q8_0: scale = largest magnitude / 127. q4_1: minimum and scale span the group in 15 steps. Both
     are rounded to float16 before elements are divided by them, ties go to even. A group that is not
-    finite, or too large for float16, gets a scale that the decoder refuses. q8_g and q4_g: the
-    same with scales and minima in float32. f8_g, f8_a8: scale = largest magnitude / 448, float32,
-    of the group, or of the row; elements over it are rounded to e4m3.
+    finite, or too large for float16, gets a scale that the decoder refuses. q8_g and q4_g: the same
+    with scales and minima in float32, scales of q4_g in 20 bits. f8_g, f8_a8: scale = largest
+    magnitude / 448, float32, of the group, or of the row; elements over it are rounded to e4m3.
 
     group  elements of a row that share a scale, whole blocks, of q8_g, q4_g and f8_g; 0: the row;
            None: a block. Blocks of a group repeat its scale
@@ -165,7 +165,10 @@ def _to_blocks(weight: np.ndarray, format: str, group: int | None) -> np.ndarray
             parts = [scale.view(np.uint8), codes.view(np.uint8)]
         elif format == "q4_g":
             low, high = whole.min(-1), whole.max(-1)
-            scale, minimum = spread((high - low) / np.float32(15)), spread(low)
+            # 20 bits of a scale are what the device's kernels of 4 bits multiply exactly.
+            bits = ((high - low) / np.float32(15)).view(np.uint32)
+            rounded = (bits + np.uint32(8)) & ~np.uint32(15)
+            scale, minimum = spread(rounded.view(np.float32)), spread(low)
             codes = np.clip(_steps(groups - minimum, scale), 0, 15).astype(np.uint8)
             parts = [scale.view(np.uint8), minimum.view(np.uint8)]
             parts.append(codes[..., :16] | codes[..., 16:] << 4)
