@@ -151,6 +151,23 @@ def test_biases_of_zeros_without_a_place_are_dropped(tmp_path: Path, name: str) 
         load_model(folder)
 
 
+@pytest.mark.parametrize("name", ["gptq", "awq", "pack-quantized", "float-channel"])
+def test_a_quantised_head_of_a_tied_configuration_is_the_head(tmp_path: Path, name: str) -> None:
+    folder, floats, _ = save_quantised(tmp_path, name)
+    parts, matrix = FORMATS[name][1](np.random.default_rng(5), VOCAB, 128)
+    tensors, wide = (load_file(path / "model.safetensors") for path in (folder, floats))
+    tensors.pop("lm_head.weight", None)
+    tensors |= {f"lm_head.{part}": value.contiguous() for part, value in parts.items()}
+    wide["lm_head.weight"] = torch.from_numpy(matrix.copy())
+    for path, content in ((folder, tensors), (floats, wide)):
+        save_file(content, path / "model.safetensors")
+        edit(path, tie_word_embeddings=True)
+    expected = scores(floats)
+    got = scores(folder, dtype="float32")
+    assert float(np.abs(got - expected).max()) <= 1e-4 * float(np.abs(expected).max())
+    assert not load_model(folder).info.tie_word_embeddings
+
+
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 @pytest.mark.parametrize(("name", "part", "value", "text"), [
     ("pack-asymmetric", "weight_zero_point", None, "q_proj.weight_zero_point' is missing"),

@@ -51,7 +51,7 @@ class Quantization:
 
     @classmethod
     def of(cls, value: object) -> Quantization:
-        """Of what a user gives, or of `plain`. Raises ConfigError."""
+        """What a user gave, or `plain`, checked. Raises ConfigError."""
         if isinstance(value, Quantization):
             return value
         field = "quantization"
