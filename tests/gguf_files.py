@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,9 +27,13 @@ def write_gguf(
     *,
     architecture: str = "llama",
     tokenizer: bool = True,
+    entries: dict[str, Any] | None = None,
 ) -> Path:
     """The model in `folder` with its matrices in `format`; a dictionary names that of some
-    projections, "" that of the others."""
+    projections, "" that of the others.
+
+    entries  of the metadata, in the place of those that are written otherwise
+    """
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters") or {}
     how = _ARCHITECTURES[architecture]
@@ -80,6 +85,10 @@ def write_gguf(
             values = values + np.float32(how.norm_shift)
         chosen = format if isinstance(format, str) else format.get(last, format[""])
         _add(writer, f"{target}.{kind}", values, chosen if values.ndim == 2 else "float32")
+    for key, value in (entries or {}).items():
+        for shard in writer.kv_data:
+            shard.pop(key, None)
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -18,9 +18,10 @@ from .config.build_check import (
     with_sizes,
     with_swap_space,
 )
-from .config.dtypes import QUANTIZATIONS, normalize_dtype
+from .config.dtypes import normalize_dtype
 from .config.engine import KvCacheConfig, SchedulerConfig
 from .config.parse import parse_kv_cache_config, parse_scheduler_config
+from .config.quantization import Quantization
 from .config.ranks import resolve_tensor_parallel_size, world_of
 from .config.validate import check_bool, check_choice, check_int, show
 from .engine.background import AsyncRequest, BackgroundStepper
@@ -56,9 +57,10 @@ class LLM:
     dtype                      "auto" (the checkpoint's; for a GGUF file each weight's own width),
                                "float32", "bfloat16", "float16"
     quantization               "int8", "int4", "fp8" (e4m3) or "fp8_w8a8" (activations in e4m3,
-                               too): round float weights to this width at load. For native
-                               families, on a device for models of 16 bits (docs/models.md). None:
-                               leave them
+                               too): round float weights to this width at load. A mapping says
+                               more: {"method": "int4", "group_size": 128, "embeddings": "keep",
+                               "head": "int8"}. For native families, on a device for models of 16
+                               bits (docs/models.md). None: leave them
     model_impl                 "auto", "native", "transformers"
     max_draft_len, speculative_decoding_mode
                                what the engine is built for, as in TensorRT-LLM. Optional; must
@@ -103,7 +105,7 @@ class LLM:
         kv_cache_config: KvCacheConfig | Mapping[str, Any] | str | None = None,
         scheduler_config: SchedulerConfig | Mapping[str, Any] | str | None = None,
         dtype: Any = "auto",
-        quantization: str | None = None,
+        quantization: str | Mapping[str, Any] | None = None,
         model_impl: str = "auto",
         max_draft_len: int | None = None,
         speculative_decoding_mode: str | None = None,
@@ -143,10 +145,7 @@ class LLM:
         model_impl = check_choice(
             "model_impl", model_impl, ("auto", "native", "transformers"), ConfigError
         )
-        if quantization is not None:
-            quantization = check_choice(
-                "quantization", quantization, tuple(QUANTIZATIONS), ConfigError
-            )
+        narrowed = None if quantization is None else Quantization.of(quantization)
         seed = check_int("seed", seed, ConfigError, low=-(2**63), high=2**64 - 1)
         allow_pickle = check_bool("allow_pickle", allow_pickle, ConfigError)
         device = check_device(device)
@@ -167,9 +166,7 @@ class LLM:
             from .models.default import default_source
 
             with named_extras("making a folder of the built-in model"):
-                model = default_source(
-                    dtype=dtype, model_impl=model_impl, quantization=quantization
-                )
+                model = default_source(dtype=dtype, model_impl=model_impl, quantization=narrowed)
         self.model_path = Path(check_model_path(model)).expanduser()
         self._team = None
         if tensor_parallel_size > 1:
@@ -184,7 +181,7 @@ class LLM:
             allow_pickle=allow_pickle,
             device=device,
             numerics=numerics,
-            quantization=quantization,
+            quantization=narrowed,
             team=self._team,
         )
         self._builder = EngineBuilder(options, tokenizer=tokenizer, seed=seed)

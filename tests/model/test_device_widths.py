@@ -187,6 +187,28 @@ def test_rows_that_are_no_whole_groups_stay_floats(tmp_path: Path, device: str) 
     model = load(folder, device, quantization="int4")
     layer = model.decoder.weights.layers[0]
     assert isinstance(layer.qkv, torch.Tensor) and isinstance(layer.down, ops.PackedWeight)
+    assert any("stay in bfloat16" in note for note in model.info.warnings)
+
+
+@devices
+@pytest.mark.parametrize(("method", "format"), [("int4", "q4_g"), ("int8", "q8_g")])
+def test_groups_and_tables_of_a_mapping(
+    tmp_path: Path, device: str, method: str, format: str
+) -> None:
+    folder = save(tmp_path / "folder", intermediate_size=128)
+    how = {"method": method, "group_size": 64, "embeddings": "keep", "head": "int4"}
+    model = load(folder, device, quantization=how, numerics="exact")
+    weights = load_file(folder / "model.safetensors")
+    down = weights["model.layers.1.mlp.down_proj.weight"].float().numpy()
+    expected = ops.pack_weight(torch.from_numpy(to_blocks(down, format, 64)), format)
+    found = model.decoder.weights.layers[1].down
+    assert found.format == format and torch.equal(found.data.cpu(), expected.data)
+    ids = torch.arange(48, dtype=torch.int32)
+    table = weights["model.embed_tokens.weight"][:48].bfloat16().float()
+    assert torch.equal(torch.as_tensor(model.embed(ids)).float().cpu(), table)
+    assert set(dict(model.quantization_errors)) == {
+        name for name, value in weights.items() if value.ndim == 2 and "embed" not in name
+    }
 
 
 @devices

@@ -112,10 +112,64 @@ def test_fields_that_follow_from_others(family, change):
     assert_same({"model_type": family, **SMALL, **change})
 
 
+ANY_VALUE = (None, False, True, 0, 7, 1.5, "x", [], [1], {}, {"a": [1]})
+IGNORED = (
+    "bad_words_ids", "begin_suppress_tokens", "cache_implementation", "diversity_penalty",
+    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
+    "suppress_tokens", "temperature", "tf_legacy_loss", "top_k", "top_p", "torchscript",
+    "typical_p", "use_bfloat16", "attn_implementation", "cls_token_id",
+    "decoder_start_token_id", "finetuning_task", "is_llama_config", "mask_token_id",
+    "model_max_length", "name_or_path", "prefix", "sep_token_id", "task_specific_params",
+    "tokenizer_class", "transformers.js_config", "unk_token_id", "_commit_hash",
+    "_flash_attn_2_enabled", "unsloth_fixed", "unsloth_version", "_attn_implementation",
+    "_attn_implementation_autoset",
+)  # fmt: skip
+NO = ("rope_interleaved", "use_mrope", "tie_encoder_decoder", "add_cross_attention", "is_decoder")
+# Key -> values with which it changes nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(IGNORED, ANY_VALUE),
+    **dict.fromkeys(NO, (None, False)),
+    "pruned_heads": (None, {}, []),
+    "some_new_field": (None,),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("key", NEUTRAL)
+def test_keys_that_change_nothing(family: str, key: str) -> None:
+    """transformers makes the same decoder of the file without them."""
+    raw = {"model_type": family, **SMALL}
+    plain = family_config(raw)
+    for value in NEUTRAL[key]:
+        assert family_config({**raw, key: value}) == plain
+        assert_same({**raw, key: value})
+
+
+@pytest.mark.parametrize(("family", "key", "value"), [
+    ("mistral", "pretraining_tp", 2), ("smollm3", "pretraining_tp", 2),
+    ("smollm3", "max_window_layers", 28), ("gemma2", "hidden_act", "gelu"),
+    ("gemma3_text", "hidden_act", "gelu_pytorch_tanh"),
+])  # fmt: skip
+def test_fields_of_other_families(family: str, key: str, value: Any) -> None:
+    raw = {"model_type": family, **SMALL}
+    assert family_config({**raw, key: value}) == family_config(raw)
+    assert_same({**raw, key: value})
+
+
 @pytest.mark.parametrize(
     ("family", "change"),
     [
-        ("llama", {"is_llama_config": True}),
+        ("llama", {"some_new_field": 1}),
+        ("llama", {"num_labels": None}),
+        ("llama", {"rope_interleaved": True}),
+        ("llama", {"pruned_heads": {"0": [1]}}),
+        ("qwen2", {"use_mrope": True}),
+        ("qwen2", {"pretraining_tp": 2}),
+        ("mistral", {"is_decoder": 0}),
         ("llama", {"hidden_act": 1}),
         ("llama", {"use_cache": "yes"}),
         ("llama", {"rms_norm_eps": 1}),

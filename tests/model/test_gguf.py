@@ -72,6 +72,44 @@ def test_float32_file_is_the_folder(name: str, tmp_path: Path) -> None:
     assert torch.equal(scores(got, ids), scores(expected, ids))
 
 
+def test_windows_of_gemma3_have_a_base_of_their_own(tmp_path: Path) -> None:
+    overrides = FAMILIES["gemma3"][1]
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    folder = make(tmp_path / "folder", "gemma3", **overrides, rope_parameters=rope)
+    how: dict[str, Any] = {"architecture": "gemma3", "tokenizer": False}
+    key = "rope.freq_base_swa"
+    file = write_gguf(
+        folder, tmp_path / "m.gguf", "float32", **how, entries={f"gemma3.{key}": 500.0}
+    )
+    silent = write_gguf(folder, tmp_path / "s.gguf", "float32", **how)
+    ids = prompt_ids(30, 1)
+    expected = scores(load_model(folder), ids)
+    assert torch.equal(scores(load_model(file), ids), expected)
+    assert not torch.equal(scores(load_model(silent), ids), expected)
+    other = make(tmp_path / "llama", "llama")
+    file = write_gguf(other, tmp_path / "l.gguf", tokenizer=False, entries={f"llama.{key}": 500.0})
+    with pytest.raises(UnsupportedModelError, match=r"llama.rope.freq_base_swa = 500.0: not under"):
+        read_config(file)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("format", ["q8_0", "q4_1", "q4_k", "q6_k"])
+def test_scales_that_are_nan_are_refused(format: str, dtype: str, tmp_path: Path) -> None:
+    """In its own width as well as in floats."""
+    folder = make(tmp_path / "folder", "llama", **WIDE)
+    path = write_gguf(folder, tmp_path / "m.gguf", format, tokenizer=False)
+    with GgufFile(path) as file:
+        at = file.tensors["blk.0.attn_output.weight"].offset + 208 * (format == "q6_k")
+    content = bytearray(path.read_bytes())
+    content[at : at + 2] = b"\x00\x7e"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=rf"(o_proj|attn_output).*{format}"):
+        load_model(path, dtype=dtype)
+
+
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_own_width_is_near_the_same_weights_as_floats(

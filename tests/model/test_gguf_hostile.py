@@ -204,6 +204,37 @@ def test_mutated_heads(count: int, source: bytes, tmp_path: Path) -> None:
     assert loaded < count
 
 
+_ID = "expected a token id, a whole number >= 0"
+# Entry -> a value of a wrong type, and what is said of it.
+WRONG_TYPES: list[tuple[str, Any, str]] = [
+    *[(f"tokenizer.ggml.{name}_token_id", value, _ID)
+      for name in ("eos", "eot", "bos", "padding", "unknown")
+      for value in ([1, 2], "x", float("nan"), True, -1)],
+    *[("tokenizer.ggml.tokens", value, "expected an array of texts")
+      for value in (5, "abc", [1, 2, 3])],
+    ("tokenizer.ggml.merges", [1, 2], "expected an array of texts"),
+    ("tokenizer.ggml.token_type", ["x"], "expected an array of whole numbers"),
+    ("tokenizer.ggml.scores", ["x"], "expected an array of numbers"),
+    ("tokenizer.ggml.model", 3, "expected a text"),
+    ("tokenizer.ggml.pre", ["smollm"], "expected a text"),
+    ("tokenizer.ggml.add_bos_token", "yes", "expected true or false"),
+    ("tokenizer.chat_template", 5, "expected a text"),
+    ("llama.rope.scaling.type", ["none"], "expected a text"),
+    ("llama.attention.sliding_window", "4", "expected a number 0..6.71089e+07"),
+    ("llama.attention.head_count", 2.5, "expected a whole number 1..65536"),
+    ("llama.expert_count", [0], "expected a number 0..65536"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "reason"), WRONG_TYPES)
+def test_entries_of_a_wrong_type(key: str, value: Any, reason: str, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "folder")
+    path = write_gguf(folder, tmp_path / "m.gguf", "q8_0", entries={key: value})
+    with pytest.raises(ModelError) as error:
+        open_all(path)
+    assert str(error.value).startswith(f"{path}: {key} = ") and reason in str(error.value)
+
+
 def test_memory_does_not_follow_what_a_file_states(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     tracemalloc.start()

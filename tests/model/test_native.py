@@ -302,17 +302,66 @@ def test_matrices_of_phi3_that_do_not_fit(saved, tmp_path):
             load(folder)
 
 
-def test_tied_checkpoint_that_also_holds_the_head(saved, tmp_path):
-    """Some files store the tied head again; transformers takes the embedding, and so do we."""
-    model = make_model("llama_tied")
-    save_model(model, tmp_path)
+def tied_with(folder, head):
+    """A tied model whose file also holds `head`; transformers' own reading of it."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    save_model(make_model("llama_tied"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = head(tensors["model.embed_tokens.weight"])
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def other_head(table):
+    return torch.randn(table.shape, generator=torch.Generator().manual_seed(1)) * 0.3
+
+
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_tied_checkpoint_that_also_holds_the_head(tmp_path, model_impl):
+    """The same head again is the embedding; another one is a head of its own, as transformers has
+    it. It is looked at anew when the file changes."""
+    prompt = prompt_ids(9, 1)
+    for head, ties in ((torch.clone, True), (other_head, False), (torch.clone, True)):
+        reference = tied_with(tmp_path, head)
+        model = load_model(tmp_path, model_impl=model_impl, max_rows=64)
+        assert model.info.tie_word_embeddings == ties
+        assert Driver(model).greedy([prompt], 16) == [hf_greedy(reference, prompt, 16)]
+
+
+def test_a_head_of_its_own_in_another_shape_or_type(tmp_path):
+    tied_with(tmp_path, lambda table: table.half().float())
+    prompt = prompt_ids(9, 1)
+    expected = Driver(load(tmp_path)).greedy([prompt], 16)
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(tmp_path / "model.safetensors")
-    tensors["lm_head.weight"] = torch.zeros(199, 64)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].half()
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    prompt = prompt_ids(9, 1)
-    assert Driver(load(tmp_path)).greedy([prompt], 16) == [hf_greedy(model, prompt, 16)]
+    model = load(tmp_path)
+    assert not model.info.tie_word_embeddings
+    assert Driver(model).greedy([prompt], 16) == expected
+    tensors["model.embed_tokens.weight"] = tensors["lm_head.weight"].float()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load(tmp_path).info.tie_word_embeddings  # the same numbers
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][:50]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lm_head.weight' has shape \[50, 64\]"):
+        load(tmp_path)
+
+
+def test_a_pickle_with_another_head_is_refused(tmp_path):
+    model = make_model("llama_tied")
+    model.config.save_pretrained(tmp_path)
+    state = model.state_dict()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    load(tmp_path, allow_pickle=True)
+    state["lm_head.weight"] = other_head(state["lm_head.weight"])
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"lm_head.weight' is not 'model.embed_tokens.weight'"):
+        load(tmp_path, allow_pickle=True)
 
 
 @pytest.mark.default_model

@@ -17,6 +17,7 @@ import pytest
 
 from gguf_files import write_gguf
 from specdec_ext import _core
+from specdec_ext.config.quantization import Quantization
 from specdec_ext.errors import ModelError
 from specdec_ext.models.config_reader import read_config
 from specdec_ext.models.native import NativeModel
@@ -29,11 +30,14 @@ from tiny_models import save_llama, save_tiny
 PAGE, PAGES = 8, 8
 HEAD = struct.Struct("<8sIIQ32s8x")
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+MAPPING = {"method": "int4", "group_size": 64, "embeddings": "int8", "head": "keep"}
 
 
 def load(path: Path, packed: PackedFile | None = None, **options: Any) -> NativeModel:
     config = read_config(path)
     options = {"dtype": "float32", "max_rows": 32, **options}
+    if options.get("quantization") is not None:
+        options["quantization"] = Quantization.of(options["quantization"])
     model = NativeModel(
         config, native_shape(config), options.pop("dtype"), impl_reason="", packed=packed, **options
     )
@@ -71,8 +75,8 @@ def packed(tiny: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
-def test_bits_of_a_folder(dtype: str, quantization: str | None, tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8", MAPPING])
+def test_bits_of_a_folder(dtype: str, quantization: Any, tiny: Path, tmp_path: Path) -> None:
     how = {"dtype": dtype, "quantization": quantization}
     one = load(tiny, **how)
     path = pack(tmp_path / "packed.bin", one, tiny, **how)
@@ -319,6 +323,13 @@ def test_a_file_for_something_else_is_not_taken(tiny: Path) -> None:
     assert find(tiny) is not None
     for other in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"rank": 1, "ranks": 2}):
         assert find(tiny, **other) is None
+
+
+def test_a_file_for_the_same_mapping_is_taken(tiny: Path) -> None:
+    pack(tiny / "packed.bin", load(tiny, quantization=MAPPING), tiny, quantization=MAPPING)
+    assert find(tiny, quantization=MAPPING) is not None
+    for other in (None, "int4", {**MAPPING, "group_size": 128}):
+        assert find(tiny, quantization=other) is None
 
 
 def test_other_weights_than_were_packed_are_refused(tiny: Path) -> None:

@@ -143,6 +143,8 @@ def test_an_e4m3_value_that_is_nan_is_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelError, match=r"q_proj.*row 9 holds a scale or a value in f8_a8"):
         load_model(folder)
+    with pytest.raises(ModelError, match=r"q_proj.weight' holds 1 e4m3 values that are NaN"):
+        load_model(folder, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("name", ["fp8", "modelopt"])
@@ -161,6 +163,64 @@ def test_activations_are_rounded_where_the_checkpoint_says_so(tmp_path: Path, na
     plain = x.double().numpy() @ weight.T.astype(np.float64)
     assert np.abs(out - exact).max() < 1e-5 * np.abs(exact).max()
     assert np.abs(out - plain).max() > 1e-3 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "fp8"])
+def test_biases_of_zeros_without_a_place_are_dropped(tmp_path: Path, name: str) -> None:
+    """AutoGPTQ writes them; any other bias is a parameter, which is never ignored."""
+    folder, _, matrices = save_quantised(tmp_path, name)
+    expected = scores(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for key, matrix in matrices.items():
+        bias = key.removesuffix("weight") + "bias"
+        tensors[bias] = torch.zeros(len(matrix), dtype=torch.float16)
+    save_file(tensors, folder / "model.safetensors")
+    assert np.array_equal(scores(folder), expected)
+    tensors[f"{Q}.bias"][3] = 1e-4
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"q_proj.bias' \[128\] .* has no place"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "pack-quantized", "float-channel"])
+def test_a_quantised_head_of_a_tied_configuration_is_the_head(tmp_path: Path, name: str) -> None:
+    folder, floats, _ = save_quantised(tmp_path, name)
+    parts, matrix = FORMATS[name][1](np.random.default_rng(5), VOCAB, 128)
+    tensors, wide = (load_file(path / "model.safetensors") for path in (folder, floats))
+    tensors.pop("lm_head.weight", None)
+    tensors |= {f"lm_head.{part}": value.contiguous() for part, value in parts.items()}
+    wide["lm_head.weight"] = torch.from_numpy(matrix.copy())
+    for path, content in ((folder, tensors), (floats, wide)):
+        save_file(content, path / "model.safetensors")
+        edit(path, tie_word_embeddings=True)
+    expected = scores(floats)
+    got = scores(folder, dtype="float32")
+    assert float(np.abs(got - expected).max()) <= 1e-4 * float(np.abs(expected).max())
+    assert not load_model(folder).info.tie_word_embeddings
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize(("name", "part", "value", "text"), [
+    ("pack-asymmetric", "weight_zero_point", None, "q_proj.weight_zero_point' is missing"),
+    ("modelopt", "input_scale", None, "q_proj.input_scale' is missing"),
+    ("modelopt", "input_scale", torch.tensor(float("nan")), "q_proj.input_scale' holds 1 scales"),
+    ("modelopt", "input_scale", torch.tensor(0.0), "q_proj.input_scale' holds 1 scales"),
+    ("modelopt", "input_scale", torch.ones(3, 5), r"input_scale' has shape \[3, 5\], expected one"),
+    ("pack-quantized", "weight_shape", torch.tensor([7, 7]),
+     r"weight_shape' holds \[7, 7\], the words of .* are of \[128, 128\]"),
+])  # fmt: skip
+def test_tensors_that_no_product_needs_are_looked_at(
+    tmp_path: Path, name: str, part: str, value: Any, text: str, dtype: str
+) -> None:
+    folder, _, _ = save_quantised(tmp_path, name)
+    tensors = load_file(folder / "model.safetensors")
+    if value is None:
+        del tensors[f"{Q}.{part}"]
+    else:
+        tensors[f"{Q}.{part}"] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=text):
+        load_model(folder, dtype=dtype)
 
 
 def test_float_neighbours_of_a_stack_are_floats(tmp_path: Path) -> None:
@@ -227,6 +287,18 @@ def test_bad_tensors_are_refused_by_name(
     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
       "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}}}, "format = 'nvfp4"),
     ({"quant_method": "compressed-tensors", "config_groups": {}}, "config_groups"),
+    ({"quant_method": "awq", "bits": 4, "checkpoint_format": "gemv"}, "checkpoint_format = 'gemv'"),
+    ({"quant_method": "awq", "bits": 4, "new": True}, "quantization_config.new = True: not unders"),
+    ({"quant_method": "gptq", "bits": 4, "rotation": "hadamard"}, "rotation = 'hadamard': not"),
+    ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*up_proj.*": {"bits": 8}}}, "dynamic = "),
+    ({"quant_method": "gptq", "bits": 4, "pack_dtype": "int16"}, "pack_dtype = 'int16'"),
+    ({"quant_method": "gptq", "bits": 4, "format": "marlin"}, "format = 'marlin'"),
+    ({"quant_method": "fp8", "kv_cache_scheme": "dynamic"}, "kv_cache_scheme = 'dynamic'"),
+    ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8", "pre_quant_scale": True}},
+     "pre_quant_scale = True"),
+    ({"quant_method": "modelopt", "quantization": 3}, "quantization = 3: expected an object"),
+    ({"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": {"group_0": {
+        "weights": {"num_bits": 4, "type": "float"}}}}, "config_groups.group_0.weights"),
     (7, "quantization_config = 7: expected an object"),
 ])  # fmt: skip
 def test_other_schemes_are_refused_by_name(tmp_path: Path, change: Any, text: str) -> None:
@@ -253,6 +325,10 @@ def test_whole_numbers_for_e4m3_weights_are_refused(tmp_path: Path) -> None:
     (("input_activations",), {"num_bits": 8, "dynamic": True, "strategy": "channel"},
      "input_activations.strategy = 'channel'"),
     (("output_activations",), {"num_bits": 8}, "output_activations"),
+    (("weights", "is_mx"), True, "weights.is_mx = True: not understood"),
+    (("input_activations",), {"num_bits": 8, "dynamic": "local"}, "dynamic = 'local'"),
+    (("input_activations",), {"num_bits": 8, "rounding": 3}, "input_activations.rounding = 3"),
+    (("pre_transform",), [1], "group_0.pre_transform"),
 ])  # fmt: skip
 def test_other_compressed_schemes(tmp_path: Path, path: Any, value: Any, text: str) -> None:
     folder = save_floats(tmp_path / "model")
@@ -264,3 +340,61 @@ def test_other_compressed_schemes(tmp_path: Path, path: Any, value: Any, text: s
     edit(folder, quantization_config=config)
     with pytest.raises(UnsupportedModelError, match=text):
         read_config(folder)
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("transform_config", {"config_groups": {"R4": {"type": "hadamard", "apply": []}}}),
+    ("sparsity_config", {"format": "sparse-24-bitmask", "sparsity_structure": "2:4"}),
+])  # fmt: skip
+def test_what_compressed_tensors_adds_to_weights_is_refused(
+    tmp_path: Path, key: str, value: Any
+) -> None:
+    folder = save_floats(tmp_path / "model")
+    edit(folder, quantization_config={**FORMATS["pack-quantized"][0], key: value})
+    with pytest.raises(UnsupportedModelError, match=f"_config.{key} = .*not understood"):
+        read_config(folder)
+
+
+def test_a_symmetric_flag_that_is_none(tmp_path: Path) -> None:
+    folder = save_floats(tmp_path / "model")
+    config = copy.deepcopy(FORMATS["pack-quantized"][0])
+    config["config_groups"]["group_0"]["weights"]["symmetric"] = "no"
+    edit(folder, quantization_config=config)
+    with pytest.raises(ModelError, match=r"weights.symmetric = 'no': expected true or false"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize(("name", "more"), [
+    ("awq", {"modules_to_not_convert": ["lm_head"], "do_fuse": False, "version": "GEMM",
+             "something_new": None, "other": [], "backend": "autoawq"}),
+    ("gptq", {"damp_percent": 0.01, "true_sequential": True, "model_file_base_name": "model",
+              "is_marlin_format": False, "pack_dtype": "int32", "meta": {"mse": 0.1},
+              "dynamic": {"-:.*lm_head": {}}, "adapter": None, "checkpoint_format": "gptq"}),
+    ("pack-quantized", {"transform_config": {}, "global_compression_ratio": 1.4,
+                        "sparsity_config": {"format": "dense", "sparsity_structure": "2:4"},
+                        "quantization_status": "compressed", "version": "0.12.2"}),
+    ("fp8-block", {"scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head"]}),
+    ("modelopt", {"producer": {"name": "modelopt", "version": "0.33.0"}, "group_size": None,
+                  "has_zero_point": False, "pre_quant_scale": False, "exclude_modules": ["lm_head"],
+                  "config_groups": {"group_0": {
+                      "weights": {"dynamic": False, "num_bits": 8, "type": "float"},
+                      "input_activations": {"dynamic": False, "num_bits": 8, "type": "float"},
+                      "targets": ["Linear"]}}}),
+])  # fmt: skip
+def test_what_writers_add_changes_nothing(tmp_path: Path, name: str, more: dict[str, Any]) -> None:
+    folder = save_floats(tmp_path / "model")
+    edit(folder, quantization_config=FORMATS[name][0])
+    plain = read_config(folder).quant
+    edit(folder, quantization_config={**FORMATS[name][0], **more})
+    assert read_config(folder).quant == plain
+
+
+def test_modelopt_nests_it_and_autofp8_names_the_cache(tmp_path: Path) -> None:
+    folder = save_floats(tmp_path / "model")
+    edit(folder, quantization_config=FORMATS["modelopt"][0])
+    plain = read_config(folder).quant
+    inner = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    edit(folder, quantization_config={"quant_method": "modelopt", "quantization": inner})
+    assert read_config(folder).quant == plain
+    edit(folder, quantization_config={"quant_method": "fp8", "kv_cache_scheme": "static"})
+    assert read_config(folder).fp8_kv

@@ -11,6 +11,7 @@ from quant_files import FORMATS, edit, save_quantised
 
 from gguf_files import write_gguf
 from specdec_ext import _core
+from specdec_ext.config.quantization import Quantization
 from specdec_ext.errors import ConfigError, UnsupportedModelError
 from specdec_ext.models.config_reader import read_config
 from specdec_ext.models.host_arrays import as_torch
@@ -29,6 +30,8 @@ UNEVEN = {
 def load(folder: Path, shard: Shard | None = None, **options: Any) -> NativeModel:
     config = read_config(folder)
     options = {"dtype": "float32", "max_rows": 600, **options}
+    if "quantization" in options:
+        options["quantization"] = Quantization.of(options["quantization"])
     model = NativeModel(
         config, native_shape(config), options.pop("dtype"), impl_reason="", shard=shard, **options
     )
@@ -85,8 +88,9 @@ def tree_plan() -> Any:
 @pytest.mark.parametrize(
     "options",
     [{}, {"dtype": "bfloat16"}, {"dtype": "float16"}, {"quantization": "int8"},
-     {"quantization": "int4", "dtype": "bfloat16"}],
-    ids=["float32", "bfloat16", "float16", "int8", "int4"],
+     {"quantization": "int4", "dtype": "bfloat16"},
+     {"quantization": {"method": "int4", "group_size": 96, "embeddings": "keep"}}],
+    ids=["float32", "bfloat16", "float16", "int8", "int4", "mapping"],
 )  # fmt: skip
 def test_bits_are_those_of_one_rank(
     tmp_path: Path, size: int, tied: bool, options: dict[str, Any]

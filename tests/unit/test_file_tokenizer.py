@@ -6,13 +6,14 @@ import json
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -173,7 +174,8 @@ def test_the_rest_is_transformers_own(folders):
 @pytest.mark.parametrize(
     "change",
     [
-        {"tokenizer_class": "LlamaTokenizer"},
+        {"tokenizer_class": "Qwen2Tokenizer"},
+        {"tokenizer_class": "BertTokenizer"},
         {"tokenizer_class": None},
         {"eos_token": "hello"},
         {"extra_special_tokens": ["<plain é>"]},
@@ -197,9 +199,183 @@ def test_files_that_transformers_merges_are_left_to_it(folders, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folders["byte_level"] / name).read_bytes())
     assert read_file_tokenizer(tmp_path, "mistral") is None
-    (tmp_path / "added_tokens.json").write_text("{}")
+    path = tmp_path / "tokenizer_config.json"
+    listed = json.loads(path.read_text())
+    (tmp_path / "added_tokens.json").write_text('{"<more>": 3}')
+    listed.pop("added_tokens_decoder", None)
+    path.write_text(json.dumps(listed))
     assert read_file_tokenizer(tmp_path) is None
     assert not isinstance(load_tokenizer(tmp_path, tmp_path), FileTokenizer)
+    (tmp_path / "added_tokens.json").unlink()
+    (tmp_path / "special_tokens_map.json").write_text('{"image_token": "<s>"}')
+    assert read_file_tokenizer(tmp_path) is None
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "hello"}')
+    assert read_file_tokenizer(tmp_path) is None
+
+
+END = "<|endoftext|>"
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def as_qwen2() -> Tokenizer:
+    core = byte_level()
+    core.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    core.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    core.add_special_tokens([END, "<|im_start|>", "<|im_end|>"])
+    core.add_tokens(["<plain é>", AddedToken("<left>", lstrip=True)])
+    return core
+
+
+def as_gpt2() -> Tokenizer:
+    core = byte_level()
+    core.add_special_tokens([END, "<s>"])
+    return core
+
+
+def as_llama(scheme: str = "first") -> Tokenizer:
+    core = byte_fallback()
+    core.normalizer = None
+    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    core.add_special_tokens(["<unk>", "<s>", "</s>"])
+    core.add_tokens(["<plain é>"])
+    return with_bos(core)
+
+
+def as_gemma() -> Tokenizer:
+    core = byte_fallback()
+    core.normalizer = normalizers.Replace(" ", "\u2581")
+    core.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    core.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"])
+    return core
+
+
+OWN = {"eos_token": "<|im_end|>", "pad_token": END, "bos_token": None, "unk_token": None}
+# name -> tokenizer, model_type, tokenizer_config.json
+CLASSES: dict[str, tuple[Any, str | None, dict[str, Any]]] = {
+    "qwen2": (as_qwen2, "qwen2", {"tokenizer_class": "Qwen2Tokenizer", "errors": "replace", **OWN}),
+    "qwen3": (as_qwen2, "qwen3", {"tokenizer_class": "Qwen2TokenizerFast"}),
+    "distilled": (as_qwen2, "qwen2", {"tokenizer_class": "LlamaTokenizerFast", **OWN}),
+    "qwen2 plain": (as_qwen2, "qwen2", {"tokenizer_class": "PreTrainedTokenizerFast", **OWN}),
+    "gpt2": (as_gpt2, "llama", {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>"}),
+    "gpt2 fast": (as_gpt2, None, {"tokenizer_class": "GPT2TokenizerFast"}),
+    "llama": (as_llama, "llama", {"tokenizer_class": "LlamaTokenizer", "sp_model_kwargs": {},
+                                  "use_default_system_prompt": True}),
+    "llama legacy": (partial(as_llama, "always"), "llama",
+                     {"tokenizer_class": "LlamaTokenizerFast", "legacy": True}),
+    "llama 3": (as_gpt2, "llama", {"tokenizer_class": "LlamaTokenizerFast", "eos_token": END}),
+    "gemma": (as_gemma, "gemma3_text", {"tokenizer_class": "GemmaTokenizer",
+                                        "spaces_between_special_tokens": False}),
+}  # fmt: skip
+
+
+def write_folder(folder: Path, name: str, **changes: Any) -> str | None:
+    """Files of CLASSES; the model's type."""
+    make, model_type, config = CLASSES[name]
+    folder.mkdir(exist_ok=True)
+    make().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **changes}))
+    if model_type is not None:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return model_type
+
+
+def without_transformers(folder: Path, model_type: str | None) -> tuple[FileTokenizer, Any]:
+    ours = read_file_tokenizer(folder, model_type)
+    assert ours is not None
+    return ours, AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+
+
+def assert_same_tokenizer(ours: FileTokenizer, theirs: Any) -> None:
+    draw = random.Random(3)
+    parts = [*TEXTS, "\u0041\u030a\u2126", "  \r\n \t", "It's 12345 ''LL", "<left>", " <left>", END,
+             "\u2581 \u2581\u2581", "<pad><mask><bos>", "\ue000\u0301", "<s>", " "]  # fmt: skip
+    texts = [*parts, *("".join(draw.choices(parts, k=4)) for _ in range(40))]
+    for text in texts:
+        assert_same_ids(ours, theirs, text)
+    for _ in range(30):
+        ids = [draw.randrange(len(theirs)) for _ in range(12)]
+        assert_same_text(ours, theirs, ids)
+    assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(theirs)
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    for kind in ("bos", "eos", "unk", "pad"):
+        assert getattr(ours, f"{kind}_token_id") == getattr(theirs, f"{kind}_token_id")
+    assert ours.model_max_length == theirs.model_max_length
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_classes_that_say_what_the_file_says(name: str, tmp_path: Path) -> None:
+    model_type = write_folder(tmp_path, name)
+    assert_same_tokenizer(*without_transformers(tmp_path, model_type))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "llama", "gemma", "llama 3"])
+def test_old_files_beside_the_tokenizer(name: str, tmp_path: Path) -> None:
+    model_type = write_folder(tmp_path, name)
+    core = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    added = {token.content: i for i, token in core.get_added_tokens_decoder().items()}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    [first, *_] = [t.content for t in core.get_added_tokens_decoder().values() if t.special]
+    named = {"eos_token": {"content": first, "lstrip": False}, "additional_special_tokens": [first]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    ours, theirs = without_transformers(tmp_path, model_type)
+    assert ours.eos_token == first == theirs.eos_token
+    for text in TEXTS:
+        assert_same_ids(ours, theirs, text)
+    listed = {
+        token_id: {"content": token.content, "special": token.special, "lstrip": token.lstrip,
+                   "normalized": token.normalized}
+        for token_id, token in core.get_added_tokens_decoder().items()
+    }  # fmt: skip
+    write_folder(tmp_path, name, added_tokens_decoder=listed)
+    (tmp_path / "added_tokens.json").write_text('{"<ignored>": 7}')
+    assert_same_tokenizer(*without_transformers(tmp_path, model_type))
+
+
+def differing(name: str, change: Any) -> Tokenizer:
+    core: Tokenizer = CLASSES[name][0]()
+    change(core)
+    return core
+
+
+@pytest.mark.parametrize(("name", "change"), [
+    ("qwen2", lambda core: setattr(core, "normalizer", normalizers.NFKC())),
+    ("qwen2 plain", lambda core: setattr(core, "pre_tokenizer", pre_tokenizers.ByteLevel())),
+    ("qwen3", lambda core: core.add_special_tokens([AddedToken(END, lstrip=True)])),
+    ("gpt2", lambda core: setattr(core, "pre_tokenizer", pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), core.pre_tokenizer]))),
+    ("gpt2", lambda core: setattr(core.model, "ignore_merges", True)),
+    ("gpt2", lambda core: setattr(core.model, "dropout", 0.5)),
+    ("llama", lambda core: setattr(core, "normalizer", normalizers.Prepend("\u2581"))),
+    ("llama", lambda core: setattr(core, "decoder", decoders.ByteFallback())),
+    ("gemma", lambda core: setattr(core.model, "byte_fallback", False)),
+])  # fmt: skip
+def test_classes_that_say_something_else(name: str, change: Any, tmp_path: Path) -> None:
+    """transformers 5 makes another tokenizer of such a file than version 4: it is asked."""
+    model_type = write_folder(tmp_path, name)
+    assert read_file_tokenizer(tmp_path, model_type) is not None
+    differing(name, change).save(str(tmp_path / "tokenizer.json"))
+    assert read_file_tokenizer(tmp_path, model_type) is None
+
+
+def test_models_whose_classes_are_not_known_here(tmp_path: Path) -> None:
+    write_folder(tmp_path, "gpt2")
+    assert read_file_tokenizer(tmp_path, "gpt2") is None
+    assert read_file_tokenizer(tmp_path, "mistral") is None
+    write_folder(tmp_path, "qwen3", add_prefix_space=True)
+    assert read_file_tokenizer(tmp_path, "qwen3") is None
+    write_folder(tmp_path, "gemma", unk_token="<bos>")
+    assert read_file_tokenizer(tmp_path, "gemma3_text") is not None  # nothing is unknown
+    write_folder(tmp_path, "gemma", mask_token="<none>")
+    assert read_file_tokenizer(tmp_path, "gemma3_text") is None
 
 
 def test_truncation_is_left_to_transformers(folders, tmp_path):

@@ -197,6 +197,64 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize(("how", "flags"), [
+    ({"method": "int4", "group_size": 64, "embeddings": "keep"},
+     ["--quantization=int4", "--quantization-group-size=64", "--quantization-embeddings=keep"]),
+    ({"method": "int8", "group_size": -1, "head": "int4"},
+     ["--quantization=int8", "--quantization-group-size=-1", "--quantization-head=int4"]),
+])  # fmt: skip
+def test_a_mapping_is_kept_once_written(
+    how: dict[str, Any], flags: list[str], wide: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ckpt"
+    assert main(["convert", f"--model-dir={wide}", f"--output-dir={folder}", *flags]) == 0
+    assert json.loads((folder / "quantization.json").read_text())["quantization"] == how
+    expected = decode(wide, quantization=how)
+    assert decode(folder) == expected
+    again = tmp_path / "again"
+    convert(wide, again, ConvertOptions(quantization=how))
+    assert decode(again) == expected
+    formats = json.loads((folder / "config.json").read_text())["quantization_config"]["formats"]
+    assert set(formats) == ({"q4_g", "q8_0"} if how["method"] == "int4" else
+                            {"q8_g", "q8_0", "q4_1"})  # fmt: skip
+
+
+def test_flags_that_say_how_need_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", f"--output-dir={tmp_path}", "--quantization-head=keep"]) == 2
+    assert "--quantization-head says how weights are narrowed; give --quantization" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("how", [{}, {"quantization": "int8"}])
+def test_a_tied_model_with_another_head_keeps_it(how: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tied", tie_word_embeddings=True, hidden_size=64)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    generator = torch.Generator().manual_seed(3)
+    tensors["lm_head.weight"] = torch.randn(table.shape, generator=generator) * 0.3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    expected = decode(folder, **how)
+    written = convert(folder, tmp_path / "out", ConvertOptions(**how)).folder
+    assert not json.loads((written / "config.json").read_text())["tie_word_embeddings"]
+    assert decode(written) == expected
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert decode(folder, **how) != expected
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_scales_that_are_nan_are_refused(dtype: str, wide: Path, tmp_path: Path) -> None:
+    convert(wide, tmp_path / "blocks", ConvertOptions(quantization="int8"))
+    [file] = (tmp_path / "blocks").glob("*.safetensors")
+    tensors = load_file(file)
+    blocks = tensors["model.layers.0.self_attn.o_proj.weight"]
+    blocks[0, :2] = torch.tensor([0x00, 0x7E], dtype=torch.uint8)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.o_proj.*q8_0"):
+        LLM(tmp_path / "blocks", dtype=dtype)
+
+
 def test_an_interrupted_conversion_goes_on(wide: Path, tmp_path: Path) -> None:
     options = ConvertOptions(quantization="int8", shard_bytes=200_000)
     target = tmp_path / "ckpt"

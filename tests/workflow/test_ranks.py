@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gguf_files import write_gguf
@@ -92,6 +94,25 @@ def test_projections_in_one_matrix(how: str, team: Any, tmp_path: Path) -> None:
     expected = token_ids(source, **options)
     assert token_ids(folder, tensor_parallel_size=2) == expected
     assert token_ids(source, tensor_parallel_size=2, **options) == expected
+
+
+def test_a_mapping_reaches_every_rank(uneven: Path, team: Any) -> None:
+    how: dict[str, Any] = {"method": "int4", "group_size": 96, "head": "keep"}
+    expected = decode(uneven, quantization=how)
+    assert decode(uneven, quantization=how, tensor_parallel_size=2) == expected
+
+
+def test_a_tied_model_with_another_head(team: Any, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tied", **UNEVEN, tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors["model.embed_tokens.weight"]
+    generator = torch.Generator().manual_seed(3)
+    tensors["lm_head.weight"] = torch.randn(table.shape, generator=generator) * 0.3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    expected = decode(folder)
+    assert decode(folder, tensor_parallel_size=2) == expected
+    convert(folder, tmp_path / "two", ConvertOptions(tp_size=2))
+    assert decode(tmp_path / "two", tensor_parallel_size=2) == expected
 
 
 def test_a_rank_needs_its_own_shards_alone(uneven: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import sys
 import warnings
 from typing import IO, Any
 
-from ..config.dtypes import QUANTIZATIONS
 from ..config.engine import POLICIES, KvCacheConfig, SchedulerConfig
+from ..config.quantization import QUANTIZATIONS, TABLE_TYPES, Quantization
 from ..errors import SyntheticAcceptanceWarning
 from .engine_dir import add_engine_arguments, target_device, with_engine
 from .parser import SpecdecParser, normalize_argv, usage_error
@@ -37,6 +37,40 @@ __all__ = [
 ]
 
 
+def add_quantization_arguments(parser: Any, what: str) -> None:
+    """Options that quantization_of() reads; `what` the first one does."""
+    parser.add_argument(
+        "--quantization", choices=QUANTIZATIONS, help=f"{what} (default: as they are)"
+    )
+    parser.add_argument(
+        "--quantization-group-size", type=int, metavar="N",
+        help="elements of a row that share a scale; -1: whole rows (default: 32 of whole numbers, "
+        "64 of fp8)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quantization-embeddings", choices=TABLE_TYPES,
+        help="width of the embeddings; keep: floats (default: int8)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quantization-head", choices=TABLE_TYPES,
+        help="width of the output head; keep: floats (default: int8, or as the embeddings where "
+        "they are the head)",
+    )  # fmt: skip
+
+
+def quantization_of(args: argparse.Namespace) -> str | dict[str, Any] | None:
+    """LLM's argument, of the options of add_quantization_arguments(). Raises ConfigError."""
+    names = ("group_size", "embeddings", "head")
+    said = {name: getattr(args, f"quantization_{name}") for name in names}
+    said = {name: value for name, value in said.items() if value is not None}
+    if args.quantization is None:
+        for name in said:
+            usage_error(args, f"--quantization-{name.replace('_', '-')} says how weights are "
+                        "narrowed; give --quantization, too")  # fmt: skip
+        return None
+    return Quantization.of({"method": args.quantization, **said}).plain
+
+
 def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that decide which engine is built."""
     model = parser.add_argument_group("model")
@@ -54,10 +88,7 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto, float32, bfloat16 or float16 (default: auto, as the checkpoint; a GGUF file's "
         "weights keep their width)",
     )  # fmt: skip
-    model.add_argument(
-        "--quantization", choices=tuple(QUANTIZATIONS),
-        help="round float weights to this width while they are loaded (default: as they are)",
-    )  # fmt: skip
+    add_quantization_arguments(model, "round float weights to this width while they are loaded")
     model.add_argument(
         "--model-impl", default="auto", choices=("auto", "native", "transformers"),
         help="which code runs the model (default: auto, native where it can)",
@@ -240,7 +271,7 @@ def llm_kwargs(args: argparse.Namespace) -> dict[str, Any]:
         "model_impl": args.model_impl,
         "device": target_device(args),
         "numerics": args.numerics,
-        "quantization": args.quantization,
+        "quantization": quantization_of(args),
         "allow_pickle": args.allow_pickle,
         "max_draft_len": None if outside or args.engine_dir is not None else args.max_draft_len,
         "speculative_decoding_mode": None if outside else args.speculative_decoding_mode,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..config.dtypes import QUANTIZATIONS
-from .common import human_bytes
+from .common import add_quantization_arguments, human_bytes, quantization_of
 from .flags import ForeignFlags, add_foreign_arguments, note_foreign, stage_line
 
 __all__ = ["add_arguments", "run"]
@@ -34,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto, float32, bfloat16 or float16 (default: auto, as the checkpoint; a GGUF file's "
         "weights keep their width)",
     )  # fmt: skip
-    parser.add_argument(
-        "--quantization",
-        choices=tuple(QUANTIZATIONS),
-        help="round float weights to this width (native families)",
-    )
+    add_quantization_arguments(parser, "round float weights to this width (native families)")
     parser.add_argument(
         "--perplexity", nargs="?", const="", metavar="FILE",
         help="with --quantization: perplexity of a text before and after (default text: 300 news "
@@ -77,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         text = news_file()
     options = ConvertOptions(
         dtype=args.dtype,
-        quantization=args.quantization,
+        quantization=quantization_of(args),
         perplexity=text,
         tp_size=args.tp_size,
         pp_size=args.pp_size,

@@ -122,7 +122,7 @@ def with_engine(args: argparse.Namespace, kwargs: dict[str, Any], drafting: Any)
         return kwargs
     if args.model is not None:
         usage_error(args, "--engine-dir and --model exclude each other; the engine has its model")
-    if args.quantization is not None:
+    if kwargs["quantization"] is not None:
         usage_error(args, "--quantization with --engine-dir: weights are narrowed by "
                     "specdec convert --quantization, before the engine is built")  # fmt: skip
     from ..workflow.engine_folder import EngineFolder

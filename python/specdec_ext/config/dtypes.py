@@ -5,17 +5,9 @@ from __future__ import annotations
 from ..errors import ConfigError, UnsupportedConfigError
 from .validate import check_choice
 
-__all__ = ["DTYPES", "KV_DTYPES", "QUANTIZATIONS", "normalize_dtype", "normalize_kv_dtype"]
+__all__ = ["DTYPES", "KV_DTYPES", "normalize_dtype", "normalize_kv_dtype"]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# LLM(quantization=...): the block format of projections, and of the embeddings and the head, which
-# every token passes and which few bits hurt most.
-QUANTIZATIONS = {
-    "int8": ("q8_0", "q8_0"),
-    "int4": ("q4_1", "q8_0"),
-    "fp8": ("f8_g", "q8_0"),
-    "fp8_w8a8": ("f8_a8", "q8_0"),
-}
 _DTYPE_ALIASES = {
     "fp32": "float32", "float": "float32", "f32": "float32",
     "bf16": "bfloat16",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..config.engine import KvCacheConfig, SchedulerConfig
 from ..config.parse import SpeculativeConfig
+from ..config.quantization import Quantization
 
 if TYPE_CHECKING:
     from ..models.base import StepModel
@@ -35,6 +36,6 @@ class ModelOptions:
     allow_pickle: bool
     device: str = "cpu"
     numerics: str = "auto"
-    quantization: str | None = None
+    quantization: Quantization | None = None
     loader: Callable[..., StepModel] | None = None
     team: Team | None = None

@@ -147,11 +147,40 @@ class GgufFile:
             raise self._fault(f"{key} = {show(value)}: expected a number {low:g}..{high:g}")
         return value
 
-    def text(self, key: str) -> str:
-        """The text `key`; ModelError if it is missing or something else."""
+    def whole(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        """As number(), without a fraction."""
+        value = self.number(key, low, high, default)
+        if value != int(value):
+            raise self._fault(f"{key} = {show(value)}: expected a whole number {low}..{high}")
+        return int(value)
+
+    def token_id(self, key: str) -> int | None:
+        """The token id `key`; None if it is missing, ModelError if it is something else."""
         value = self.get(key)
+        if value is not None and (type(value) is not int or value < 0):
+            raise self._fault(f"{key} = {show(value)}: expected a token id, a whole number >= 0")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The bool `key`; ModelError if it is something else."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self._fault(f"{key} = {show(value)}: expected true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """The text `key`; ModelError if it is missing without a default, or something else."""
+        value = self.get(key, default)
         if not isinstance(value, str):
             raise self._fault(f"{key} = {show(value)}: expected a text")
+        return value
+
+    def array(self, key: str, kind: type | tuple[type, ...], what: str) -> list[Any]:
+        """The array `key` of elements of these types, `what` in words; ModelError if it is missing
+        or something else."""
+        value = self.get(key)
+        if not isinstance(value, list) or not all(isinstance(entry, kind) for entry in value):
+            raise self._fault(f"{key} = {show(value)}: expected an array of {what}")
         return value
 
     def data(self, tensor: GgufTensor) -> np.ndarray:

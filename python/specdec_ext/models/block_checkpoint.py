@@ -53,6 +53,12 @@ class BlockCheckpoint(Checkpoint):
         shape = (len(weight[0]), self.entries[name].shape[1])
         values = np.empty(shape, dtype=np.float32)
         _core.dequantize(weight, values)
+        bad = _core.count_not_finite(values)
+        if bad:  # as the native decoder, which takes the blocks themselves
+            raise ModelError(
+                f"{self.entries[name].file}: tensor {name!r} in {weight[1]} holds {bad} values "
+                "that are NaN or infinite; the file is damaged, convert the model again"
+            )
         return values if dtype is None else converted(values, dtype)
 
     def weight(self, name: str, rows: slice | None = None) -> Weight:

@@ -27,6 +27,7 @@ from .family_config import FamilyConfig, family_config
 from .gguf_config import gguf_config
 from .json_file import read_json
 from .quant_config import QuantConfig, read_quantization
+from .tied_head import has_own_head
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -76,6 +77,9 @@ class ModelConfig:
     quant           of a checkpoint that others have quantised; None: it is in floats or blocks
     blocks          of a converted folder: tensor name -> format of the matrices that are in blocks
     fp8_kv          K and V were calibrated to be stored as e4m3
+    tie_word_embeddings
+                    the embeddings are the head; hf and raw say the same. False for a checkpoint
+                    whose head is another matrix (tied_head.py), whatever its file says
     max_position    positions the model was made for, before any rotary scaling; None when the
                     configuration does not say
     eos_token_ids   of generation_config.json where it names them, else of config.json: the same
@@ -141,7 +145,14 @@ def read_config(folder: str | Path, *, role: str = "model") -> ModelConfig:
         read_json(generation, "the generation configuration") if has_generation else {},
         folder,
     )
-    return dataclasses.replace(config, blocks=blocks, quant=quant, fp8_kv=fp8_kv)
+    config = dataclasses.replace(config, blocks=blocks, quant=quant, fp8_kv=fp8_kv)
+    return _untied(config) if config.tie_word_embeddings and has_own_head(folder) else config
+
+
+def _untied(config: ModelConfig) -> ModelConfig:
+    """The configuration of the checkpoint as it is, in every form that somebody goes by."""
+    config.raw["tie_word_embeddings"] = config.hf.tie_word_embeddings = False
+    return dataclasses.replace(config, tie_word_embeddings=False)
 
 
 def parse_config(path: Path, raw: dict[str, Any]) -> ModelConfig:

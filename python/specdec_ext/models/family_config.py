@@ -157,12 +157,42 @@ _IGNORED = frozenset((
     "label2id", "model_sha256",
     "model_type", "output_attentions", "output_hidden_states", "problem_type", "return_dict",
     "torch_dtype", "transformers_version",
+    # How to generate and to save, in files of version 4 and before.
+    "bad_words_ids", "begin_suppress_tokens", "cache_implementation", "diversity_penalty",
+    "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "max_new_tokens", "min_length", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens",
+    "temperature", "tf_legacy_loss", "top_k", "top_p", "torchscript", "typical_p", "use_bfloat16",
+    # What is said of texts, of training, and to other programs.
+    "attn_implementation", "cls_token_id", "decoder_start_token_id", "finetuning_task",
+    "is_llama_config", "mask_token_id", "model_max_length", "name_or_path", "prefix",
+    "sep_token_id", "task_specific_params", "tokenizer_class", "transformers.js_config",
+    "unk_token_id", "_commit_hash", "_flash_attn_2_enabled",
 ))  # fmt: skip
 # What the code that came with the family's first folders read, and its transformers class does not.
 _UNREAD = {
     "phi3": frozenset(("attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias",
                        "mlp_bias")),
 }  # fmt: skip
+_IGNORED_PREFIXES = ("unsloth_", "_attn_implementation")
+# Keys without a meaning where they have such a value.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
+    "tie_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "is_decoder": (False,),
+    "pruned_heads": ({}, []),
+}
+# Fields of other families that the class of this one does not read.
+_OF_OTHERS: dict[str, dict[str, type]] = {
+    "mistral": {"pretraining_tp": int},
+    "smollm3": {"pretraining_tp": int, "max_window_layers": int},
+    "gemma2": {"hidden_act": str},
+    "gemma3_text": {"hidden_act": str},
+}
 _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq"))
 # Fields that may be null where their default is none.
 _NULLABLE = {
@@ -220,9 +250,21 @@ def _fields(family: str, raw: Mapping[str, Any]) -> dict[str, Any]:
             values[key] = _checked(family, key, value)  # not a field, but every class reads it
             continue
         if key not in defaults:
+            if _says_nothing(family, key, value):
+                continue
             raise _LeftToTransformers(key)
         values[key] = _checked(family, key, value)
     return values
+
+
+def _says_nothing(family: str, key: str, value: Any) -> bool:
+    """A key that is no field of the family changes nothing. A null is as if it were not there;
+    num_labels alone must be a number."""
+    if key.startswith(_IGNORED_PREFIXES) or (value is None and key != "num_labels"):
+        return True
+    if key in _NOTHING:
+        return any(type(value) is type(none) and value == none for none in _NOTHING[key])
+    return type(value) is _OF_OTHERS.get(family, {}).get(key)
 
 
 def _checked(family: str, key: str, value: Any) -> Any:

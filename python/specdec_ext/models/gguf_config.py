@@ -79,9 +79,9 @@ _KNOWN = frozenset((
     "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_count",
     "expert_used_count",
 ))  # fmt: skip
-
-
-_PHI3_KNOWN = frozenset(("rope.scaling.attn_factor",))
+_LOCAL_BASE = "rope.freq_base_swa"  # of gemma3, whose layers with windows have a base of their own
+# Those of one architecture alone.
+_OWN = {"phi3": frozenset(("rope.scaling.attn_factor",)), "gemma3_text": frozenset((_LOCAL_BASE,))}
 
 
 def architecture_of(file: GgufFile) -> GgufArchitecture:
@@ -100,10 +100,10 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     architecture = architecture_of(file)
     prefix = file.text("general.architecture") + "."
     is_phi3 = architecture.model_type == "phi3"
-    _refuse_unknown(file, prefix, _KNOWN | _PHI3_KNOWN if is_phi3 else _KNOWN)
+    _refuse_unknown(file, prefix, _KNOWN | _OWN.get(architecture.model_type, frozenset()))
 
     def whole(key: str, high: int, default: int | None = None) -> int:
-        return int(file.number(prefix + key, 1, high, default))
+        return file.whole(prefix + key, 1, high, default)
 
     hidden, heads = whole("embedding_length", 1 << 20), whole("attention.head_count", 1 << 16)
     head_dim = whole("attention.key_length", 1 << 14, max(1, hidden // heads))
@@ -118,7 +118,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     epsilon = file.number(prefix + "attention.layer_norm_rms_epsilon", 1e-12, 1.0)
     theta = float(file.number(prefix + "rope.freq_base", 1e-3, 1e12, 10000.0))
     context = whole("context_length", 1 << 26)
-    ends = [file.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    ends = [file.token_id(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     eos = [token for token in dict.fromkeys(ends) if token is not None]
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
@@ -135,14 +135,15 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         "rope_theta": theta,
         "rope_scaling": _rope_scaling(file, prefix, theta, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": file.token_id("tokenizer.ggml.bos_token_id"),
         "eos_token_id": eos if len(eos) > 1 else next(iter(eos), None),
-        "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": file.token_id("tokenizer.ggml.padding_token_id"),
         "dtype": _dtype(file),
     }
-    window = file.get(prefix + "attention.sliding_window")
+    window = file.whole(prefix + "attention.sliding_window", 0, 1 << 26, 0)
     if architecture.model_type == "gemma3_text":
-        config |= _gemma3(config, window)
+        local = file.number(prefix + _LOCAL_BASE, 1e-3, 1e12, 10000.0)
+        config |= _gemma3(config, window, float(local))
     elif is_phi3:
         config |= _phi3(file, prefix, head_dim, context)
         config["sliding_window"] = window or None  # of all layers; 0 is none
@@ -168,21 +169,22 @@ def _refuse_unknown(file: GgufFile, prefix: str, known: frozenset[str]) -> None:
                 f"{file.path}: {key} = {str(file.get(key))[:80]}: not understood by the native "
                 "decoder; give the model as a Hugging Face folder"
             )
-    if file.get(prefix + "expert_count", 0):
+    experts = file.whole(prefix + "expert_count", 0, 1 << 16, 0)
+    if experts:
         raise UnsupportedModelError(
-            f"{file.path}: {prefix}expert_count = {file.get(prefix + 'expert_count')}: mixtures of "
-            "experts run from Hugging Face folders alone"
+            f"{file.path}: {prefix}expert_count = {experts}: mixtures of experts run from Hugging "
+            "Face folders alone"
         )
 
 
-def _gemma3(config: dict[str, Any], window: int | None) -> dict[str, Any]:
+def _gemma3(config: dict[str, Any], window: int, local_base: float) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     # 27B scales queries by its hidden size; no entry says so, its number of layers does.
     scale = hidden // heads if config["num_hidden_layers"] == 62 else config["head_dim"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scale,
-        "rope_local_base_freq": 10000.0,
+        "rope_local_base_freq": local_base,
         "sliding_window": window or 512,
         "sliding_window_pattern": 6,
     }
@@ -232,7 +234,7 @@ def _length_factors(file: GgufFile, name: str, count: int) -> list[float] | None
 def _rope_scaling(
     file: GgufFile, prefix: str, theta: float, head_dim: int
 ) -> dict[str, Any] | None:
-    kind = file.get(prefix + "rope.scaling.type", "none")
+    kind = file.text(prefix + "rope.scaling.type", "none")
     if ROPE_FACTORS in file.tensors:
         return _llama3_scaling(file, theta, head_dim)
     if kind == "none":
@@ -243,7 +245,7 @@ def _rope_scaling(
     }
     if kind == "yarn":
         original = prefix + "rope.scaling.original_context_length"
-        scaling["original_max_position_embeddings"] = int(file.number(original, 1, 1 << 26))
+        scaling["original_max_position_embeddings"] = file.whole(original, 1, 1 << 26)
     elif kind != "linear":
         raise UnsupportedModelError(
             f"{file.path}: {prefix}rope.scaling.type = {kind!r}: supported are none, linear, yarn"

@@ -46,11 +46,11 @@ class GgufCheckpoint:
         self._file = GgufFile(path)
         self._architecture = architecture_of(self._file)
         prefix = self._file.text("general.architecture") + ".attention.head_count"
-        heads = int(self._file.number(prefix, 1, 1 << 16))
+        heads = self._file.whole(prefix, 1, 1 << 16)
         # Heads of the rows that are in llama.cpp's rotary order.
         self._rotary = {
             "q_proj": heads,
-            "k_proj": int(self._file.number(prefix + "_kv", 1, 1 << 16, heads)),
+            "k_proj": self._file.whole(prefix + "_kv", 1, 1 << 16, heads),
         }
         is_phi3 = self._architecture.model_type == "phi3"
         factors = (ROPE_FACTORS, *LENGTH_FACTORS) if is_phi3 else (ROPE_FACTORS,)
@@ -123,6 +123,12 @@ class GgufCheckpoint:
                 )
             values: HostArray = np.empty((len(data), tensor.shape[1]), dtype=np.float32)
             _core.dequantize((np.ascontiguousarray(data), tensor.format), values)
+            bad = _core.count_not_finite(values)
+            if bad:  # as the native decoder, which takes the blocks themselves
+                raise ModelError(
+                    f"{self.path}: tensor {tensor.name!r} in {tensor.format} holds {bad} values "
+                    "under scales that are NaN or infinite; the file is damaged"
+                )
         else:
             is_bf16 = tensor.format == "bfloat16"
             data = np.ascontiguousarray(data)

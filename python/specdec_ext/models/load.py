@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config.dtypes import QUANTIZATIONS, normalize_dtype
+from ..config.dtypes import normalize_dtype
+from ..config.quantization import Quantization
 from ..errors import ConfigError, EngineError, ModelError, SpecdecError, UnsupportedModelError
 from ..log import logger
 from ..ops import plugin_path
@@ -52,7 +53,7 @@ def load_model(
     head_ids: np.ndarray | None = None,
     place: Place | None = None,
     numerics: str = "auto",
-    quantization: str | None = None,
+    quantization: str | Mapping[str, Any] | Quantization | None = None,
     team: Team | None = None,
     kv_cache_dtype: str = "auto",
     max_attention_window: Sequence[int] = (),
@@ -73,7 +74,7 @@ def load_model(
     numerics      "exact": refused unless a row's bits do not depend on the step it is in; "fast":
                   they may, and ranks add up partial sums; "auto": exact on the CPU where it can be
                   had, fast on a device
-    quantization  of QUANTIZATIONS: weights become blocks at load (quantize.py); native, on a device
+    quantization  as LLM takes it: weights become blocks at load (quantize.py); native, on a device
                   in a 16-bit model
     team          the ranks that the model is spread over: this process loads its own shard of a
                   native model; None: it is alone. A model that was converted for several ranks
@@ -96,11 +97,11 @@ def load_model(
             f"{config.path}: the head scores {len(of_file)} of {config.vocab_size} tokens "
             f"({DRAFT_VOCAB_FILE}): such a model can only draft; use it as a draft model"
         )
-    _check_quantization(config, quantization, drafts=of_file is not None)
+    narrowed = _checked_quantization(config, quantization, drafts=of_file is not None)
     scored = scored_rows(config.path, config.vocab_size, of_file, head_ids)
     chosen = _choose_dtype(config, wanted, allow_pickle)
-    if quantization is not None and place is not None and not place.is_cpu:
-        _check_device_quantization(config, quantization, chosen, place.name)
+    if narrowed is not None and place is not None and not place.is_cpu:
+        _check_device_quantization(config, narrowed, chosen, place.name)
     rank = 0 if team is None else team.rank
     storage = kv_storage(config, kv_cache_dtype, chosen, place, allow_pickle, rank)
     reason = ""
@@ -136,7 +137,7 @@ def load_model(
                 "scored": scored,
                 "kv_storage": storage,
                 "own_widths": in_blocks,
-                "quantization": quantization,
+                "quantization": narrowed,
             }
             if team is not None:
                 same = {
@@ -158,7 +159,7 @@ def load_model(
 
             packed = None
             if scored is None:
-                wants = PackedWeights.of(chosen, in_blocks, quantization, None)
+                wants = PackedWeights.of(chosen, in_blocks, narrowed, None)
                 packed = find_packed(config, shape, wants, load)
             return NativeModel(config, shape, chosen, packed=packed, fast=numerics == "fast", **how)
     if of_file is not None:
@@ -166,8 +167,9 @@ def load_model(
             f"{config.path}: {DRAFT_VOCAB_FILE} needs the native decoder ({reason or model_impl}); "
             "use model_impl='auto' and a native architecture"
         )
-    if config.is_gguf or config.blocks or config.quant or quantization is not None:
-        what = "a GGUF file" if config.is_gguf else f"quantization = {quantization!r}"
+    if config.is_gguf or config.blocks or config.quant or narrowed is not None:
+        what = f"quantization = {narrowed.plain!r}" if narrowed is not None else ""
+        what = "a GGUF file" if config.is_gguf else what
         what = "a folder of weights in blocks" if config.blocks else what
         what = f"a checkpoint by {config.quant.method}" if config.quant else what
         raise UnsupportedModelError(
@@ -239,13 +241,15 @@ def _load_shard(
 
     if team.rank > 0:
         return make()
-    same = ("max_rows", "max_seq_len", "allow_pickle", "quantization")
+    same = ("max_rows", "max_seq_len", "allow_pickle")
+    narrowed = how["quantization"]
     path = config.path.resolve()
     team.load(
         {
             **wanted,
             "model_impl": "native",
             **{name: how[name] for name in same},
+            "quantization": None if narrowed is None else narrowed.plain,
             "path": str(path),
             "fingerprint": model_fingerprint(path),
             "devices": list(team.devices) if not place.is_cpu else [],
@@ -276,35 +280,35 @@ def _packed_shard(
 
 
 def _check_device_quantization(
-    config: ModelConfig, quantization: str, dtype: str, where: str
+    config: ModelConfig, quantization: Quantization, dtype: str, where: str
 ) -> None:
     """Raises UnsupportedModelError for weights that devices have no kernels for."""
     if dtype == "float32":
         raise UnsupportedModelError(
-            f"{config.path}: quantization = {quantization!r}: {where} has kernels for "
+            f"{config.path}: quantization = {quantization.plain!r}: {where} has kernels for "
             "blocks in 16-bit models; give dtype='bfloat16' or 'float16'"
         )
 
 
-def _check_quantization(config: ModelConfig, quantization: str | None, *, drafts: bool) -> None:
-    """Raises UnsupportedModelError where weights cannot become blocks."""
-    if quantization is None:
-        return
-    if quantization not in QUANTIZATIONS:
-        raise ConfigError(
-            f"quantization = {quantization!r}: expected one of {', '.join(QUANTIZATIONS)}"
-        )
+def _checked_quantization(
+    config: ModelConfig, value: object, *, drafts: bool
+) -> Quantization | None:
+    """Raises ConfigError, and UnsupportedModelError where weights cannot become blocks."""
+    if value is None:
+        return None
+    quantization = Quantization.of(value)
+    said = f"{config.path}: quantization = {quantization.plain!r}"
     if drafts:
         raise UnsupportedModelError(
-            f"{config.path}: quantization = {quantization!r}: a head of some tokens "
-            f"({DRAFT_VOCAB_FILE}) stays in floats; leave it out"
+            f"{said}: a head of some tokens ({DRAFT_VOCAB_FILE}) stays in floats; leave it out"
         )
     if config.is_gguf or config.blocks or config.quant:
         what = "a GGUF file" if config.is_gguf else "this folder"
         raise UnsupportedModelError(
-            f"{config.path}: quantization = {quantization!r}: the weights of {what} have a "
-            "width already; leave it out, or give the model as a Hugging Face folder of floats"
+            f"{said}: the weights of {what} have a width already; leave it out, or give the model "
+            "as a Hugging Face folder of floats"
         )
+    return quantization
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
+from ..config.quantization import Quantization
 from ..errors import ModelError, SpecdecError
 from ..log import logger
 from .base import ModelInfo
@@ -26,7 +27,7 @@ from .open_checkpoint import open_checkpoint
 from .packed_file import PackedFile
 from .place import CPU
 from .quant_checkpoint import QuantCheckpoint
-from .quantize import quantized_loader, worst_first
+from .quantize import check_quantizable, quantized_loader, worst_first
 from .rank_checkpoint import RankCheckpoint
 from .rope import max_position, rope_parameters, rope_tables
 from .shard import Shard, take_columns
@@ -85,7 +86,7 @@ class NativeModel:
         allow_pickle: bool = False,
         scored: ScoredRows | None = None,
         own_widths: bool = False,
-        quantization: str | None = None,
+        quantization: Quantization | None = None,
         shard: Shard | None = None,
         kv_storage: KvStorage | None = None,
         packed: PackedFile | None = None,
@@ -94,7 +95,7 @@ class NativeModel:
         """dtype         of K and V, and of the weights
         scored        rows of the head that are kept, None: all
         own_widths    weights stay as the GGUF file, or a converted folder, has them
-        quantization  weights become blocks (QUANTIZATIONS)
+        quantization  weights become blocks
         shard         the part of every projection that is loaded, of a tensor-parallel model
         kv_storage    how the pages hold K and V; None: in `dtype`
         packed        the weights of just this model, which are mapped; None: they are read and
@@ -144,7 +145,7 @@ class NativeModel:
             notes += packed.warnings
             self.bytes_read = packed.num_bytes
         else:
-            ropes, width = frozenset[int](), quantization or dtype
+            ropes, width = frozenset[int](), str(quantization or dtype)
             errors: dict[str, float] = {}
             with open_checkpoint(config, allow_pickle=allow_pickle, shard=shard) as checkpoint:
                 checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
@@ -156,7 +157,14 @@ class NativeModel:
                         load: Callable[..., Any] = partial(checkpoint.load, dtype=dtype)
                         if quantization is not None:
                             whole: Any = partial(checkpoint.load, dtype="float32")
-                            load = quantized_loader(whole, quantization, errors)
+                            ties = shape.tie_word_embeddings
+                            stay = check_quantizable(
+                                config.path, expected, quantization, dtype=dtype, tied=ties
+                            )
+                            notes += [] if stay is None else [stay]
+                            load = quantized_loader(
+                                whole, quantization, errors, dtype=dtype, tied=ties
+                            )
                         self._give_weights(shape, load, expected, checkpoint)
                 except SpecdecError:
                     raise

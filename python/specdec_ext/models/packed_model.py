@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from ..config.quantization import Quantization
 from ..errors import ModelError
 from ..log import logger
 from .config_reader import ModelConfig
@@ -30,20 +31,23 @@ class PackedWeights:
 
     dtype       of weights that are floats, and of K and V
     own_widths  each weight in the width that the source has
+    quantization
+                as Quantization.plain says it
     """
 
     dtype: str
     own_widths: bool
-    quantization: str | None
+    quantization: str | dict[str, Any] | None
     rank: int = 0
     ranks: int = 1
 
     @classmethod
     def of(
-        cls, dtype: str, own_widths: bool, quantization: str | None, shard: Shard | None
+        cls, dtype: str, own_widths: bool, quantization: Quantization | None, shard: Shard | None
     ) -> PackedWeights:
         rank, ranks = (0, 1) if shard is None else (shard.rank, shard.size)
-        return cls(dtype, own_widths, quantization, rank, ranks)
+        plain = None if quantization is None else quantization.plain
+        return cls(dtype, own_widths, plain, rank, ranks)
 
     @property
     def file_name(self) -> str:

@@ -7,6 +7,7 @@ and 8 bits, and e4m3, become blocks of the native decoder without loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,8 +93,48 @@ class QuantCheckpoint(Checkpoint):
         self._modules[f"{module}.weight"] = names
         self.entries[f"{module}.weight"] = TensorEntry(words.file, shape, bits)
 
+    def check(
+        self,
+        expected: Mapping[str, tuple[int, ...]],
+        *,
+        ignored: Iterable[str] = (),
+        ignored_suffixes: tuple[str, ...] = (),
+    ) -> None:
+        """It must hold exactly `expected` (name -> shape), besides the ignored names and the biases
+        of zeros that AutoGPTQ gives to modules which have none."""
+        for name in self._modules:
+            bias = name.removesuffix("weight") + "bias"
+            if bias in self.entries and bias not in expected and not self._any(bias):
+                del self.entries[bias]
+            self._check_parts(name)
+        super().check(expected, ignored=ignored, ignored_suffixes=ignored_suffixes)
+
+    def _any(self, name: str) -> bool:
+        """Is there anything but 0 in a tensor?"""
+        values: Any = self.read(name)
+        if self.entries[name].dtype in _FLOATS:
+            values = converted(values, "float32")
+        return bool(np.asarray(values).any())
+
+    def _check_parts(self, name: str) -> None:
+        """The small tensors of a module that no product needs and that say what the others mean."""
+        parts = self._modules[name]
+        if self._quant.static_acts or "input_scale" in parts:
+            scale = self._scales(name, "input_scale")
+            if scale.size != 1:
+                self._misshapen(name, "input_scale", "one number")
+        if "weight_shape" in parts:
+            found, shape = self._array(name, "weight_shape"), self.entries[name].shape
+            if found.reshape(-1).tolist() != list(shape):
+                full = parts["weight_shape"]
+                raise ModelError(
+                    f"{self._files[full].file}: tensor {full!r} holds "
+                    f"{found.reshape(-1).tolist()[:4]}, the words of {name!r} are of "
+                    f"{list(shape)}; the checkpoint is damaged"
+                )
+
     def load(self, name: str, dtype: str | None = None, rows: slice | None = None) -> HostArray:
-        """One tensor, or these rows of it, as floats."""
+        """One tensor, or these rows of it, as floats. Raises ModelError for codes that are NaN."""
         if name not in self._modules:
             return super().load(name, dtype, rows)
         codes, zeros, scales = self._numbers(name)
@@ -193,7 +234,7 @@ class QuantCheckpoint(Checkpoint):
             numbers = codes.reshape(rows, columns)
             scales = self._scales(name, "weight_scale", (rows, count))
             zeros = np.full((rows, count), 8)
-            if "weight_zero_point" in self._modules[name]:
+            if not self._quant.symmetric or "weight_zero_point" in self._modules[name]:
                 words = self._array(name, "weight_zero_point")
                 self._expect(name, "weight_zero_point", words, (rows // 8, count))
                 zeros = _nibbles(words).transpose(0, 2, 1).reshape(rows, count)
@@ -215,6 +256,13 @@ class QuantCheckpoint(Checkpoint):
 
     def _fp8_numbers(self, name: str) -> tuple[np.ndarray, None, np.ndarray]:
         codes = _E4M3[self._array(name, "weight").view(np.uint8)]
+        bad = int(np.isnan(codes).sum())
+        if bad:
+            full = self._modules[name]["weight"]
+            raise ModelError(
+                f"{self._files[full].file}: tensor {full!r} holds {bad} e4m3 values that are NaN; "
+                "the checkpoint is damaged"
+            )
         scale, width = self._fp8_scales(name)
         if scale.shape[1] == 1:
             return codes, None, scale

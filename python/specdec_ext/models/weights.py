@@ -22,6 +22,7 @@ from ..errors import ModelError
 from .host_arrays import HostArray, converted, dtype_name, from_torch, num_bytes, row_slice
 from .json_file import read_json
 from .safetensors_file import FLOATS, SafetensorsFile
+from .tied_head import EMBEDDING, HEAD, are_equal
 
 __all__ = ["Checkpoint", "TensorEntry", "check_tensors"]
 
@@ -134,6 +135,8 @@ class Checkpoint:
             ignored_suffixes=ignored_suffixes,
             remedy=": check config.json, or use model_impl='transformers'",
         )
+        if HEAD in ignored and self.is_pickle and HEAD in self.entries:
+            self._check_tied()
         for name in expected:
             entry = self.entries[name]
             if entry.dtype not in self.loadable:
@@ -141,6 +144,15 @@ class Checkpoint:
                     f"{entry.file}: tensor {name!r} has dtype {entry.dtype}, supported are "
                     f"{', '.join(_LOADABLE)}; give an unquantized checkpoint"
                 )
+
+    def _check_tied(self) -> None:
+        """Heads of safetensors were looked at when the configuration was read."""
+        if not are_equal(self.read(HEAD), self.read(EMBEDDING)):
+            raise ModelError(
+                f"{self.entries[HEAD].file}: tensor {HEAD!r} is not {EMBEDDING!r}, and config.json "
+                "says tie_word_embeddings = true; set it to false there, or convert the checkpoint "
+                "to safetensors"
+            )
 
     def dtype(self) -> str:
         """The floating dtype that holds most elements."""

@@ -14,20 +14,22 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from ..extras import require
+from .tokenizer_classes import agrees, class_of, default_tokens
 
 __all__ = ["NO_LIMIT", "FileTokenizer", "read_file_tokenizer", "transformers_tokenizer"]
 
-# Classes of transformers that take tokenizer.json as it is. Others build theirs of its vocabulary.
-_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _SPECIAL = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 # Entries of tokenizer_config.json that change no token and no text here.
 _NEUTRAL = frozenset((
     "add_bos_token", "add_eos_token", "add_prefix_space", "backend", "chat_template",
-    "clean_up_tokenization_spaces", "is_local", "legacy", "local_files_only", "model_input_names",
-    "model_max_length", "name_or_path", "padding_side", "tokenizer_class", "truncation_side",
+    "clean_up_tokenization_spaces", "errors", "is_local", "legacy", "local_files_only",
+    "model_input_names", "model_max_length", "name_or_path", "padding_side", "sp_model_kwargs",
+    "spaces_between_special_tokens", "tokenizer_class", "truncation_side",
+    "use_default_system_prompt",
 ))  # fmt: skip
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
 NO_LIMIT = int(1e30)  # what transformers says where a file does not
 _LARGE_VOCABULARY = 100_000  # transformers looks for a mistake of Mistral's files above it
 
@@ -148,14 +150,19 @@ def read_file_tokenizer(folder: Path, model_type: str | None = None) -> FileToke
         return None
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or not _is_plain(folder, config, model_type):
+        if not isinstance(config, dict) or "auto_map" in config:
             return None
         backend = Tokenizer.from_buffer(path.read_bytes())
+        named = _with_old_files(folder, config, backend)
     except Exception:  # a damaged file: transformers' error is the one that is reported
         return None
-    special = _special_tokens(config)
+    name = class_of(config.get("tokenizer_class"), model_type, backend)
+    if named is None or name is None or (folder / "additional_chat_templates").exists():
+        return None
+    special = _special_tokens(named, default_tokens(name))
     template, limit = _chat_template(folder, config), config.get("model_max_length", NO_LIMIT)
-    known = _has_only_known(backend, config, special, model_type)
+    known = _has_only_known(backend, named, special, model_type)
+    known = known and agrees(name, backend, config, special)
     if not known or not isinstance(template, str | None) or type(limit) is not int or limit < 1:
         return None
     return FileTokenizer(
@@ -164,23 +171,31 @@ def read_file_tokenizer(folder: Path, model_type: str | None = None) -> FileToke
     )  # fmt: skip
 
 
-def _is_plain(folder: Path, config: Mapping[str, Any], model_type: str | None) -> bool:
-    """transformers would read tokenizer.json as it is, with nothing from other files."""
-    others = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
-    # transformers makes classes of its own for some models, whatever the folder says.
-    return (
-        config.get("tokenizer_class") in _PLAIN_CLASSES
-        and "auto_map" not in config
-        and not any((folder / name).exists() for name in others)
-        and not str(model_type).startswith(("mistral", "ministral", "voxtral", "pixtral"))
-    )
+def _with_old_files(
+    folder: Path, config: dict[str, Any], backend: Tokenizer
+) -> dict[str, Any] | None:
+    """tokenizer_config.json with what older files say, which transformers reads where the former
+    lists no added tokens; None: they say more than it and tokenizer.json."""
+    if "added_tokens_decoder" in config:
+        return config
+    path = folder / "added_tokens.json"
+    if path.exists():
+        added = backend.get_added_tokens_decoder()
+        for content, token_id in json.loads(path.read_text(encoding="utf-8")).items():
+            if token_id not in added or added[token_id].content != content:
+                return None
+    path = folder / "special_tokens_map.json"
+    if not path.exists():
+        return config
+    named = json.loads(path.read_text(encoding="utf-8"))
+    return {**config, **named} if set(named) <= {*_SPECIAL, *_EXTRA} else None
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, Any], defaults: Mapping[str, str]) -> dict[str, str]:
     """Name -> token of the special tokens that have a name."""
     found: dict[str, str] = {}
     for name in _SPECIAL:
-        value = config.get(name)
+        value = config.get(name, defaults.get(name))
         token = value.get("content") if isinstance(value, dict) else value
         if isinstance(token, str):
             found[name] = token
@@ -203,15 +218,20 @@ def _has_only_known(
         return False
     added = backend.get_added_tokens_decoder()
     marked = {token.content for token in added.values() if token.special}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    if not isinstance(extra, list) or not {*special.values(), *map(str, extra)} <= marked:
+    for name in _EXTRA:
+        extra = config.get(name) or []
+        if not isinstance(extra, list):
+            return False
+        contents = {str(e.get("content") if isinstance(e, dict) else e) for e in extra}
+        if not contents <= marked:
+            return False
+    if not set(special.values()) <= marked:
         return False
     for token_id, entry in (config.get("added_tokens_decoder") or {}).items():
         token = added.get(int(token_id))
         if token is None or any(getattr(token, k, None) != v for k, v in entry.items()):
             return False
-    rest = set(config) - _NEUTRAL - set(_SPECIAL)
-    rest -= {"extra_special_tokens", "additional_special_tokens", "added_tokens_decoder"}
+    rest = set(config) - _NEUTRAL - {*_SPECIAL, *_EXTRA, "added_tokens_decoder"}
     return all(config[name] in (None, False) for name in rest)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,19 @@ from .file_tokenizer import NO_LIMIT, FileTokenizer
 
 __all__ = ["gguf_tokenizer"]
 
-# What transformers calls the entries that its converter reads.
-_ENTRIES = {
-    "model": "tokenizer_type",
-    "pre": "pre_tokenizer_type",
-    "tokens": "tokens",
-    "scores": "scores",
-    "token_type": "token_type",
-    "merges": "merges",
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "unknown_token_id": "unk_token_id",
-    "padding_token_id": "pad_token_id",
-    "add_space_prefix": "add_prefix_space",
+# What transformers calls the entries that its converter reads, and what each may be.
+_ENTRIES: dict[str, tuple[str, Callable[[GgufFile, str], Any]]] = {
+    "model": ("tokenizer_type", GgufFile.text),
+    "pre": ("pre_tokenizer_type", GgufFile.text),
+    "tokens": ("tokens", partial(GgufFile.array, kind=str, what="texts")),
+    "scores": ("scores", partial(GgufFile.array, kind=(int, float), what="numbers")),
+    "token_type": ("token_type", partial(GgufFile.array, kind=int, what="whole numbers")),
+    "merges": ("merges", partial(GgufFile.array, kind=str, what="texts")),
+    "bos_token_id": ("bos_token_id", GgufFile.token_id),
+    "eos_token_id": ("eos_token_id", GgufFile.token_id),
+    "unknown_token_id": ("unk_token_id", GgufFile.token_id),
+    "padding_token_id": ("pad_token_id", GgufFile.token_id),
+    "add_space_prefix": ("add_prefix_space", partial(GgufFile.flag, default=True)),
 }
 _SPECIAL = {
     "bos_token": "bos_token_id",
@@ -44,23 +46,24 @@ def gguf_tokenizer(path: Path) -> Any:
         if "tokenizer.ggml.tokens" not in file:
             return None
         entries = {
-            ours: file.get(f"tokenizer.ggml.{name}")
-            for name, ours in _ENTRIES.items()
+            ours: read(file, f"tokenizer.ggml.{name}")
+            for name, (ours, read) in _ENTRIES.items()
             if f"tokenizer.ggml.{name}" in file
         }
         architecture = file.text("general.architecture")
         is_sentencepiece = entries.get("tokenizer_type") == "llama"
+        template = "tokenizer.chat_template"
         options: dict[str, Any] = {
-            "chat_template": file.get("tokenizer.chat_template"),
-            "add_bos_token": file.get("tokenizer.ggml.add_bos_token", is_sentencepiece),
-            "add_eos_token": file.get("tokenizer.ggml.add_eos_token", False),
+            "chat_template": file.text(template) if template in file else None,
+            "add_bos_token": file.flag("tokenizer.ggml.add_bos_token", is_sentencepiece),
+            "add_eos_token": file.flag("tokenizer.ggml.add_eos_token", False),
         }
     if not is_sentencepiece:
         entries.setdefault("merges", [])  # an empty array is not written
     tokens = entries["tokens"]
     for name, key in _SPECIAL.items():
         token_id = entries.get(key)
-        if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(tokens)):
+        if token_id is not None and token_id >= len(tokens):
             raise ModelError(f"{path}: {key} = {token_id}: the tokenizer has {len(tokens)} tokens")
         options[name] = None if token_id is None else tokens[token_id]
     try:

@@ -65,12 +65,13 @@ def convert(
     """
     config = read_config(Path(model_dir).expanduser())
     weights = SourceWeights(config, options)
+    narrowing = options.narrowing
     origin = {
         "made_by": f"specdec_ext {__version__}",
         "model": str(config.path.resolve()),
         "files": _source_hashes(config),
         "dtype": options.dtype,
-        "quantization": options.quantization,
+        "quantization": narrowing.plain if narrowing is not None else None,
         "heads": {
             name: {"path": str(path.resolve()), "files": _hashes(path)}
             for name, path in _heads(options).items()
@@ -80,6 +81,8 @@ def convert(
     }
     target = Path(output_dir).expanduser()
     with weights, written_folder(target, CHECKPOINT, origin, resumes=True) as folder:
+        for note in weights.notes:
+            tell(note)
         shards, resumed = weights.write(folder, tell)
         _write_config(config, weights, folder)
         _copy_others(config, folder)
@@ -120,7 +123,8 @@ def _report(
             f"perplexity of {found['text']} ({found['tokens']} tokens): {found['before']:.3f} "
             f"before, {found['after']:.3f} after"
         )
-    write_report(folder, str(options.quantization), errors, found)
+    assert options.narrowing is not None
+    write_report(folder, options.narrowing.plain, errors, found)
 
 
 def _heads(options: ConvertOptions) -> dict[str, Path]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..config.dtypes import QUANTIZATIONS, normalize_dtype
+from ..config.dtypes import normalize_dtype
+from ..config.quantization import Quantization
 from ..config.ranks import MAX_RANKS
-from ..config.validate import check_choice, check_int
+from ..config.validate import check_int
 from ..errors import ConfigError, UnsupportedConfigError
 
 __all__ = ["SHARD_BYTES", "ConvertOptions"]
@@ -20,7 +23,8 @@ class ConvertOptions:
     """What `specdec convert` is told. Raises ConfigError, UnsupportedConfigError.
 
     dtype            "auto": as the checkpoint says, a GGUF file's weights in their own width
-    quantization     None, or one of QUANTIZATIONS: matrices become blocks (native families)
+    quantization     as LLM takes it: matrices become blocks (native families); `narrowing` is the
+                     same, checked
     tp_size          ranks that the model will be spread over: each gets shards of its own rows
     perplexity       a text whose perplexity is told before and after quantization
     medusa_model     Medusa heads for this model, to be kept beside it
@@ -29,7 +33,7 @@ class ConvertOptions:
     """
 
     dtype: str = "auto"
-    quantization: str | None = None
+    quantization: str | Mapping[str, Any] | None = None
     tp_size: int = 1
     pp_size: int = 1
     perplexity: Path | None = None
@@ -47,10 +51,14 @@ class ConvertOptions:
         check_int("tp_size", self.tp_size, ConfigError, low=1, high=MAX_RANKS)
         object.__setattr__(self, "dtype", normalize_dtype("dtype", self.dtype))
         if self.quantization is not None:
-            check_choice("quantization", self.quantization, tuple(QUANTIZATIONS), ConfigError)
+            Quantization.of(self.quantization)
         if self.perplexity is not None and (self.quantization is None or self.tp_size > 1):
             raise ConfigError(
                 "perplexity: of a model before and after quantization, on one rank; give "
                 "--quantization, and no --tp_size"
             )
         check_int("shard_bytes", self.shard_bytes, ConfigError, low=1)
+
+    @property
+    def narrowing(self) -> Quantization | None:
+        return None if self.quantization is None else Quantization.of(self.quantization)

@@ -50,7 +50,7 @@ def error_table(errors: Sequence[tuple[str, float]], most: int = 5) -> list[str]
 
 def write_report(
     folder: Path,
-    quantization: str,
+    quantization: str | dict[str, Any],
     errors: Sequence[tuple[str, float]],
     perplexities: dict[str, Any] | None = None,
 ) -> None:

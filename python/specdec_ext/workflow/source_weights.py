@@ -19,7 +19,7 @@ from ..models.native import IGNORED_SUFFIXES
 from ..models.native_config import NotNativeError, native_shape
 from ..models.open_checkpoint import open_checkpoint
 from ..models.quant_checkpoint import QuantCheckpoint
-from ..models.quantize import quantized_loader
+from ..models.quantize import check_quantizable, quantized_loader
 from ..models.rank_checkpoint import rank_folder, write_ranks
 from ..models.safetensors_file import SafetensorsFile, write_safetensors
 from ..models.shard import Shard
@@ -37,6 +37,7 @@ class SourceWeights:
         self._checkpoint = open_checkpoint(config, allow_pickle=options.allow_pickle)
         self.blocks: dict[str, str] = {}
         self.errors: dict[str, float] = {}
+        self.notes: list[str] = []  # what a user did not ask for
         self.bytes_written = 0
         self.dtype = options.dtype if options.dtype != "auto" else config.dtype
         checkpoint, wide = self._checkpoint, options.dtype == "auto"
@@ -79,17 +80,22 @@ class SourceWeights:
             assert isinstance(files, Checkpoint)  # one for ranks is refused when opened
             self.dtype = self.dtype or files.dtype()
             self._load = partial(checkpoint.load, dtype=self.dtype)
-            self.main_format = options.quantization or self.dtype
+            narrowing = options.narrowing
+            self.main_format = str(narrowing or self.dtype)
             self.names = list(expected if expected is not None else files.entries)
-            if options.quantization is not None:
+            if narrowing is not None:
+                assert expected is not None  # only native families are narrowed
+                tied, name = config.tie_word_embeddings, str(self.dtype)
+                stay = check_quantizable(config.path, expected, narrowing, dtype=name, tied=tied)
+                self.notes += [] if stay is None else [stay]
                 whole: Any = partial(checkpoint.load, dtype="float32")
-                self._load = quantized_loader(whole, options.quantization, self.errors)
+                self._load = quantized_loader(whole, narrowing, self.errors, dtype=name, tied=tied)
         if expected is not None:
             head_ids = read_draft_vocab(config.path, config.vocab_size)
             if head_ids is not None and "lm_head.weight" in expected:
                 expected["lm_head.weight"] = (len(head_ids), config.hidden_size)
-            tied = ("lm_head.weight",) if config.tie_word_embeddings else ()
-            checkpoint.check(expected, ignored=tied, ignored_suffixes=IGNORED_SUFFIXES)
+            ignored = ("lm_head.weight",) if config.tie_word_embeddings else ()
+            checkpoint.check(expected, ignored=ignored, ignored_suffixes=IGNORED_SUFFIXES)
             if isinstance(checkpoint, FusedCheckpoint) and not self._ranks:
                 self.names = list(checkpoint.stored(expected))  # as the family's folders have them
         self._kv_scales = read_kv_scales(config, options.allow_pickle)
