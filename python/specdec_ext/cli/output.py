@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +71,7 @@ def _target(path: str | Path) -> Path:
 
 def _replace(file: Path, data: bytes) -> None:
     # A name of its own: another file of the user's must not be in the way.
-    new = file.with_name(f".specdec-{secrets.token_hex(8)}")
+    new = file.with_name(f".specdec-{os.urandom(8).hex()}")
     try:
         with new.open("xb") as stream:  # with the permissions of any new file
             stream.write(data)
