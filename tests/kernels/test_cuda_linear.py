@@ -213,7 +213,7 @@ class Asked(Exception):
 
 
 def scratch_asked(target: Target, rows: int, columns: int, depth: int) -> int:
-    """Bytes, by a call whose inputs are one row each, repeated; out is memory that nobody touches."""
+    """Bytes, by a call whose inputs are one row each, repeated. Nobody touches out's memory."""
 
     def refuse(num_bytes: int) -> torch.Tensor:
         raise Asked(num_bytes)

@@ -199,8 +199,8 @@ MUTANTS = [
         "linear-26",
         "scratch for one row more than fits",
         PLAN,
-        "scratch_bytes / row_bytes)",
-        "scratch_bytes / row_bytes + 1)",
+        "std::min(scratch_bytes / row_bytes, kMostFoldedRows)",
+        "std::min(scratch_bytes / row_bytes + 1, kMostFoldedRows)",
     ),
     Mutant(
         "linear-27",
