@@ -213,6 +213,25 @@ def test_greedy_ids_are_the_argmax_of_the_scores(saved):
     assert model.forward(plan).tolist() == scores.argmax(-1).tolist()
 
 
+def test_a_processor_without_kernels_is_told_of_once(saved, monkeypatch, caplog):
+    from specdec_ext.models import native
+
+    def told():
+        return [r.getMessage() for r in caplog.records if "plain C++" in r.getMessage()]
+
+    native._warn_of_plain_kernels.cache_clear()
+    load(saved("llama").folder)
+    assert not told()
+    monkeypatch.setattr(native._core, "cpu_isa", lambda: "plain")
+    for _ in range(2):
+        load(saved("llama").folder)
+    assert told() == [
+        "products run in plain C++, many times slower: this processor has no AVX2 (or "
+        "SPECDEC_CPU_ISA rules it out)"
+    ]
+    native._warn_of_plain_kernels.cache_clear()
+
+
 def test_nan_weights_warn_and_give_no_token(saved, tmp_path):
     model = copy.deepcopy(saved("llama").model)
     model.model.embed_tokens.weight.data[77, 3] = float("nan")

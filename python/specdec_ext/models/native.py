@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -103,6 +104,8 @@ class NativeModel:
         fast          a row's bits may depend on how many rows a pass has, where that saves time
         """
         notes: list[str] = []
+        if _core.cpu_isa() == "plain":
+            _warn_of_plain_kernels()
         self.max_position = served_positions(config, max_seq_len, notes)
         self._max_rows = max_rows
         self.vocab_size = shape.vocab_size
@@ -304,6 +307,14 @@ class NativeModel:
         rows = np.empty((len(ids), self.hidden_size), dtype=np.float32)
         self._decoder.unpack_head_rows(ids, rows)
         return like(token_ids, rows)
+
+
+@functools.cache
+def _warn_of_plain_kernels() -> None:
+    logger.warning(
+        "products run in plain C++, many times slower: this processor has no AVX2 (or "
+        "SPECDEC_CPU_ISA rules it out)"
+    )
 
 
 def decoder_config(
