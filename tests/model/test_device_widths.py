@@ -65,7 +65,8 @@ def test_a_gguf_file_scores_as_its_weights_in_bfloat16(
     ids = prompt_ids(40, 2)
     own = load(file, "cuda-emu-fast", numerics="exact")
     floats = load(file, "cuda-emu-fast", numerics="exact", dtype="bfloat16")
-    assert (own.info.dtype, floats.info.dtype, own.kv_dtype) == (format, "bfloat16", torch.bfloat16)
+    kept = {"q5_0": "q8_0", "q5_1": "q5_k"}.get(format, format)
+    assert (own.info.dtype, floats.info.dtype, own.kv_dtype) == (kept, "bfloat16", torch.bfloat16)
     share = 0.55 if format.startswith("q4") else 0.75
     assert own.info.weight_bytes < share * floats.info.weight_bytes
     assert torch.equal(scores(own, ids), scores(floats, ids))
