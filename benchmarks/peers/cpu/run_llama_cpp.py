@@ -65,8 +65,8 @@ class Server:
         return [int(i) for i in self._answer(ids, max_tokens)["tokens"]]
 
     def scored(self, ids: list[int], max_tokens: int, best: int) -> list[dict[int, float]]:
-        """For each token of the answer the `best` ones at its place and their log-probabilities, the
-        token itself first."""
+        """For each token of the answer the `best` ones at its place and their log-probabilities,
+        the token itself first."""
         places = self._answer(ids, max_tokens, n_probs=best)["completion_probabilities"]
         return [
             {int(place["id"]): float(place["logprob"])}
