@@ -348,8 +348,8 @@ def cut(**parts: object) -> ops.PackedWeight:
 @pytest.mark.parametrize(
     ("kind", "text", "call"),
     [
-        (ValueError, "format = 'q5_0': a device has kernels for q8_0, q4_0, q4_1, q4_g, q8_g, q4_k",
-         lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q5_0")),
+        (ValueError, "format = 'q2_k': a device has kernels for q8_0, q4_0, q4_1, q4_g, q8_g, q4_k",
+         lambda: ops.pack_weight(torch.zeros(3, 36, dtype=torch.uint8), "q2_k")),
         (ValueError, "blocks holds 3 e4m3 codes of NaN: give numbers",
          lambda: ops.pack_weight(torch.cat([F8[:, :65], F8[:, :3] | 255], 1), "f8_g")),
         (ValueError, "blocks holds a scale of 2e+38: e4m3 takes scales below 2^120",
@@ -380,8 +380,8 @@ def cut(**parts: object) -> ops.PackedWeight:
          lambda: ops.linear(X, cut(shape=(33, 64)), out=torch.zeros(2, 33, dtype=X.dtype))),
         (TypeError, "weight has dtype int8: expected uint8",
          lambda: ops.linear(X, cut(data=W.data.view(torch.int8)), out=OUT)),
-        (ValueError, "format = 'q5_0': give q8_0, q4_0, q4_1, q4_g, q4_k",
-         lambda: ops.linear(X, cut(format="q5_0"), out=OUT)),
+        (ValueError, "format = 'q2_k': give q8_0, q4_0, q4_1, q4_g, q4_k",
+         lambda: ops.linear(X, cut(format="q2_k"), out=OUT)),
         (ValueError, "weight has 0 rows: give 1..16777216",
          lambda: ops.linear(X, cut(shape=(0, 64)), out=OUT[:, :0])),
         (ValueError, "out has shape [2, 2]: expected [R, N] = [2, 3]",
