@@ -17,7 +17,8 @@ def test_no_request_fails_because_of_anothers_text(default_model_path: Path) -> 
     form = {"json": {"type": "string", "pattern": "^.{0,300}(a|e).{0,50}(i|o).{0,50}$"}}
 
     def greedy() -> Any:
-        params = SamplingParams(max_tokens=24, structured_outputs=form, cache_salt="B")
+        # One token: whatever text the model writes, it is not what brings a matcher to its limits.
+        params = SamplingParams(max_tokens=1, structured_outputs=form, cache_salt="B")
         [output] = engine.generate(["Write a sentence about the sea: "], params, use_tqdm=False)
         return output.outputs[0].token_ids, output.outputs[0].error
 
