@@ -198,9 +198,9 @@ MUTANTS = [
     Mutant(
         "linear-26",
         "scratch for one row more than fits",
-        PLAN,
-        "std::min(scratch_bytes / row_bytes, kMostFoldedRows)",
-        "std::min(scratch_bytes / row_bytes + 1, kMostFoldedRows)",
+        HOST,
+        "plan.tile.row_tile, p.rows, p.exec.workspace_bytes);",
+        "plan.tile.row_tile, p.rows, p.exec.workspace_bytes + plan.row_bytes);",
     ),
     Mutant(
         "linear-27",
