@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .checkpoint_view import CheckpointView
 from .host_arrays import HostArray, row_slice, take_rows
 from .quant_checkpoint import QuantCheckpoint
 from .rope import rotary_dim
@@ -80,7 +81,9 @@ def _head_order(head_dim: int, rotary: int) -> tuple[int, ...]:
     return (*first, *range(half, rotary), *range(middle, head_dim))
 
 
-class FusedCheckpoint:
+class FusedCheckpoint(
+    CheckpointView["Checkpoint | BlockCheckpoint | GgufCheckpoint | QuantCheckpoint"]
+):
     """The tensors of `files` by the decoder's names. Tensors have their own names, too.
 
     files  as the family's folders and GGUF files have them
@@ -92,36 +95,18 @@ class FusedCheckpoint:
         files: Checkpoint | BlockCheckpoint | GgufCheckpoint | QuantCheckpoint,
         rows: Mapping[str, RowsOf],
     ) -> None:
-        self.files = files
+        super().__init__(files)
         self._rows = rows
         self._last: tuple[tuple[str, Any], Any] | None = None
 
-    def __enter__(self) -> FusedCheckpoint:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self._last = None
-        self.files.__exit__(*exc)
-
-    @property
-    def warnings(self) -> list[str]:
-        """See Checkpoint."""
-        return self.files.warnings
-
-    @property
-    def bytes_read(self) -> int:
-        """See Checkpoint."""
-        return self.files.bytes_read
+        super().__exit__(*exc)
 
     def drop_pages(self) -> None:
         """See Checkpoint."""
         self._last = None
-        self.files.drop_pages()
-
-    def main_format(self) -> str:
-        """The type that holds most elements of matrices."""
-        found: str = self.files.main_format()  # type: ignore[union-attr]  # as RankCheckpoint's
-        return found
+        super().drop_pages()
 
     def rows_of(self, name: str) -> RowsOf | None:
         """Where a projection lies; None for a tensor that lies alone."""

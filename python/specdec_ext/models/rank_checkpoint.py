@@ -15,6 +15,7 @@ from typing import Any
 from ..config.ranks import MAX_RANKS
 from ..errors import ConfigError, ModelError
 from .block_checkpoint import BlockCheckpoint
+from .checkpoint_view import CheckpointView
 from .host_arrays import HostArray
 from .json_file import read_json
 from .shard import Shard
@@ -67,7 +68,7 @@ def check_ranks(model: Path, size: int) -> None:
     )
 
 
-class RankCheckpoint:
+class RankCheckpoint(CheckpointView["Checkpoint | BlockCheckpoint"]):
     """The tensors of one rank, as Checkpoint and BlockCheckpoint give them.
 
     blocks  tensor name -> format of the matrices that are bytes
@@ -85,34 +86,7 @@ class RankCheckpoint:
                 "whole checkpoint, or convert the model again"
             )
         own = {name: kind for name, kind in blocks.items() if shard.reads(name, tied=tied)}
-        self._files: Checkpoint | BlockCheckpoint = (
-            BlockCheckpoint(folder, own) if own else Checkpoint(folder)
-        )
-
-    def __enter__(self) -> RankCheckpoint:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._files.close()
-
-    @property
-    def warnings(self) -> list[str]:
-        """See Checkpoint."""
-        return self._files.warnings
-
-    @property
-    def bytes_read(self) -> int:
-        """See Checkpoint."""
-        return self._files.bytes_read
-
-    def drop_pages(self) -> None:
-        """See Checkpoint."""
-        self._files.drop_pages()
-
-    def main_format(self) -> str:
-        """The type that holds most elements of matrices."""
-        assert isinstance(self._files, BlockCheckpoint)
-        return self._files.main_format()
+        super().__init__(BlockCheckpoint(folder, own) if own else Checkpoint(folder))
 
     def check(
         self,
@@ -127,17 +101,17 @@ class RankCheckpoint:
             for name, shape in expected.items()
             if self._shard.reads(name, tied=self._tied)
         }
-        self._files.check(own, ignored=ignored, ignored_suffixes=ignored_suffixes)
+        self.files.check(own, ignored=ignored, ignored_suffixes=ignored_suffixes)
 
     def load(self, name: str, dtype: str | None = None, rows: slice | None = None) -> HostArray:
         """This rank's rows of a tensor, which `rows` must be, as floats."""
         self._check_rows(name, rows)
-        return self._files.load(name, dtype)
+        return self.files.load(name, dtype)
 
     def weight(self, name: str, rows: slice | None = None) -> Any:
         """This rank's rows of a tensor, which `rows` must be, as they are stored."""
         self._check_rows(name, rows)
-        read: Callable[[str], Any] = getattr(self._files, "weight", self._files.load)
+        read: Callable[[str], Any] = getattr(self.files, "weight", self.files.load)
         return read(name)
 
     def _own_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
