@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import Any, Generic, TypeVar
 
 __all__ = ["CheckpointView"]
 
 # The checkpoint beneath has warnings, bytes_read, drop_pages() and __exit__ (weights.Checkpoint).
 FilesT = TypeVar("FilesT", bound=Any)
+ViewT = TypeVar("ViewT", bound="CheckpointView[Any]")
 
 
 class CheckpointView(Generic[FilesT]):
@@ -20,7 +18,7 @@ class CheckpointView(Generic[FilesT]):
     def __init__(self, files: FilesT) -> None:
         self.files = files
 
-    def __enter__(self) -> Self:
+    def __enter__(self: ViewT) -> ViewT:
         return self
 
     def __exit__(self, *exc: object) -> None:
