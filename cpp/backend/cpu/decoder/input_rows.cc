@@ -5,10 +5,6 @@
 namespace specdec::cpu {
 namespace {
 
-float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
-std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
-QuantBlock* as_quant(std::byte* p) { return reinterpret_cast<QuantBlock*>(p); }
-
 // A row of pairs ends in one that is half a number where n is odd: its other half has to be zero.
 // Rows of other widths lie in the same memory.
 void end_row(std::int64_t n, std::byte* out) {

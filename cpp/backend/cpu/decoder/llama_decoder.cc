@@ -21,9 +21,6 @@
 namespace specdec::cpu {
 namespace {
 
-std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
-float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
-
 // Rows of a prompt whose gate, up and activation a piece does one after the other, in memory of its
 // thread: what the two products write stays in the second-level cache. Whole tiles of either kind
 // of weights, 12 rows and 15 or 24. A pass of decoding has fewer rows than kOneRun.

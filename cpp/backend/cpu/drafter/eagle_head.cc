@@ -7,6 +7,7 @@
 
 #include "backend/cache_view.h"
 #include "backend/cpu/attention/cpu_attention.h"
+#include "backend/cpu/drafter/layer_shape.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "backend/step_check.h"
 #include "base/check.h"
@@ -17,12 +18,6 @@ namespace {
 
 // No model has more; it keeps the width of a projection far from the end of its integers.
 constexpr int kMaxHeads = 1 << 16;
-
-void require_shape(const PackedLinear* layer, const char* name, std::int64_t n, std::int64_t k) {
-  SPECDEC_REQUIRE(layer != nullptr && layer->n() == n && layer->k() == k, name, " has shape [",
-                  layer == nullptr ? 0 : layer->n(), ", ", layer == nullptr ? 0 : layer->k(),
-                  "], expected [", n, ", ", k, "]");
-}
 
 // x [rows, k] through the layer.
 void run(const PackedLinear& layer, const float* x, std::int64_t rows, std::vector<float>* out) {

@@ -6,18 +6,13 @@
 #include <cstddef>
 #include <utility>
 
+#include "backend/cpu/drafter/layer_shape.h"
 #include "backend/cpu/drafter/thread_seconds.h"
 #include "backend/cpu/linear/linear_call.h"
 #include "base/check.h"
 
 namespace specdec::cpu {
 namespace {
-
-void require_shape(const PackedLinear* layer, const char* name, std::int64_t n, std::int64_t k) {
-  if (layer == nullptr) return;
-  SPECDEC_REQUIRE(layer->n() == n && layer->k() == k, name, " has shape [", layer->n(), ", ",
-                  layer->k(), "], expected [", n, ", ", k, "]");
-}
 
 // out [rows, 2 H] = [left, right].
 void join(const std::vector<float>& left, const std::vector<float>& right, std::int64_t rows,
@@ -55,8 +50,12 @@ RecurrentDrafter::RecurrentDrafter(std::int64_t hidden_size, std::int64_t num_sc
       embed_(std::move(embed)),
       head_(std::move(head)),
       ops_(row_ops()) {
-  require_shape(layers_.recurrence, "recurrence", hidden_size, 2 * hidden_size);
-  require_shape(layers_.projection, "projection", exit_dim_, 2 * hidden_size);
+  if (layers_.recurrence != nullptr) {
+    require_shape(layers_.recurrence, "recurrence", hidden_size, 2 * hidden_size);
+  }
+  if (layers_.projection != nullptr) {
+    require_shape(layers_.projection, "projection", exit_dim_, 2 * hidden_size);
+  }
   for (const PackedLinear* block : layers_.blocks) {
     require_shape(block, "block", exit_dim_, exit_dim_);
   }
