@@ -1,9 +1,10 @@
 """Editing code with the old text as `prediction`, against plain decoding and suffix decoding.
 
-The default model answers the tasks of code_edit_cases.py, greedy and one at a time. Texts have to
-be those of plain decoding. Cases differ in how much of the plain answer lies in the prediction:
-the share of its tokens in common runs of three and more, in order. Also a prediction that has
-nothing to do with the answer, and suffix decoding where the prompt does not hold the code.
+The default model answers the tasks of code_edit_cases.py, greedy. The programs, each an engine of
+its own, take turns step by step. Texts have to be those of plain decoding. Cases differ in how much
+of the plain answer lies in the prediction: the share of its tokens in common runs of three and
+more, in order. Also a prediction that has nothing to do with the answer, and suffix decoding where
+the prompt does not hold the code.
 
 Beside them stands a ceiling: how much faster than plain decoding one would be who knew the answer,
 drafted whatever of it stands somewhere in the prediction, and nothing else, by T(rows) as measured
@@ -20,13 +21,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import common
 from benchmarks.code_edit_cases import CodeEdit, code_edits, digest
 from benchmarks.parts import Parts, add_options
+from benchmarks.turns import Program, Steps, Timed, take_turns
 
 ENGINES: dict[str, Any] = {"plain": None, "suffix": {"method": "suffix"}}
 # Program -> (engine, whose text is the prediction, the prompt holds the code)
@@ -78,53 +79,57 @@ def ceiling(
     return (len(answer) - 1) * seconds(1) / least[1]
 
 
-def run(llm: Any, edit: CodeEdit, predicted: str | None, with_code: bool, most: int) -> Any:
-    """One answer: its tokens, its speed behind the first token and over the whole call."""
+def begin(
+    program: Program, edit: CodeEdit, predicted: str | None, with_code: bool, most: int
+) -> Steps:
+    """One answer, step by step."""
     from specdec_ext import SamplingParams
 
     texts = {None: None, "own": edit.source, "other": USELESS * (len(edit.source) // 80)}
     params = SamplingParams(max_tokens=most, prediction=texts[predicted])
     content = edit.message if with_code else f"{edit.task} Answer with the whole code only."
-    started = time.perf_counter()
-    [output] = llm.chat([{"role": "user", "content": content}], params, use_tqdm=False)
-    seconds = time.perf_counter() - started
-    tokens, m = list(output.outputs[0].token_ids), output.metrics
-    behind_first = seconds - m["time_to_first_token_ms"] / 1e3
+    llm = program.llm
+    _, ids = llm.prompts.read_chat([{"role": "user", "content": content}])
+    return program.run([ids], params)
+
+
+def figures_of(timed: Timed) -> dict[str, Any]:
+    """Speeds behind the first token, by both clocks, and over the whole answer."""
+    [tokens] = timed.tokens
     return {
         "tokens": tokens,
-        "tokens_per_s": (len(tokens) - 1) / max(behind_first, 1e-9),
-        "with_prompt_per_s": len(tokens) / seconds,
-        "tokens_per_pass": len(tokens) / m["num_forward_passes"],
-        "rows_per_pass": (m["num_rows"] - m["num_prompt_tokens"] + m["num_cached_tokens"])
-        / m["num_forward_passes"],
-        "accepted": m.get("accepted_prediction_tokens", 0),
+        "tokens_per_s": timed.decoded / max(timed.wall["decode"], 1e-9),
+        "tokens_per_cpu_s": timed.decoded / max(timed.cpu["decode"], 1e-9),
+        "with_prompt_per_s": len(tokens) / timed.wall["total"],
+        "tokens_per_pass": timed.decoded / max(timed.passes, 1),
+        "rows_per_pass": timed.rows / max(timed.passes, 1),
     }
 
 
 def measure(
-    engines: dict[str, Any], edits: dict[int, CodeEdit], rounds: int, most: int, parts: Parts
+    programs: dict[str, Program], edits: dict[int, CodeEdit], rounds: int, most: int, parts: Parts
 ) -> list[Any]:
     """Per case: what each program gave, round by round, and how predictable the answer is. None of
     a case that there was no time for."""
-    cost = engines["plain"].measure_step_cost()
+    llm = programs["plain"].llm
+    cost = llm.measure_step_cost()
     for number, edit in edits.items():
         if parts.get(str(number)) is not None:
             continue
         if not parts.begin():
             break
-        programs = {
-            name: lambda engine=engine, predicted=predicted, inside=inside, edit=edit: run(
-                engines[engine], edit, predicted, inside, most
-            )
-            for name, (engine, predicted, inside) in PROGRAMS.items()
-        }
-        given = common.interleave(programs, rounds, f"case {number}")
+        given: dict[str, list[Any]] = {name: [] for name in programs}
+        for turn in range(rounds):
+            names = list(programs)[:: 1 if turn % 2 == 0 else -1]
+            runs = {name: begin(programs[name], edit, *PROGRAMS[name][1:], most) for name in names}
+            for name, timed in take_turns(runs).items():
+                given[name].append(figures_of(timed))
         for name, results in given.items():
             same = "plain" if PROGRAMS[name][2] else "plain, code not in the prompt"
             if any(result["tokens"] != given[same][0]["tokens"] for result in results):
                 raise SystemExit(f"case {number}, {name}: the text is not plain decoding's")
         answer = given["plain"][0]["tokens"]
-        code = engines["plain"].tokenizer.encode(edit.source, add_special_tokens=False)
+        code = llm.tokenizer.encode(edit.source, add_special_tokens=False)
         figures = {
             "kind": edit.kind, "name": edit.name, "answer_tokens": len(answer),
             "share": share_of(answer, code), "ceiling": ceiling(answer, code, cost),
@@ -165,6 +170,7 @@ def tables_of(cases: list[Any]) -> tuple[list[str], dict[str, Any]]:
         "of suffix without the code": ("prediction", without, "tokens_per_s"),
         "tokens per pass, of plain": ("prediction", "plain", "tokens_per_pass"),
         "useless, of plain": ("useless prediction", "plain", "tokens_per_s"),
+        "useless, of plain, processor time": ("useless prediction", "plain", "tokens_per_cpu_s"),
     }
     groups = {
         f"{SHARE:.0%} and more in the prediction": [c for c in cases if c["share"] >= SHARE],
@@ -214,20 +220,21 @@ def main() -> int:
     edits = code_edits()
     chosen = args.cases or (range(0, len(edits), 7) if args.quick else range(len(edits)))
     width: Any = {} if args.dtype is None else {"dtype": args.dtype}
-    engines = {
-        name: LLM(speculative_config=spec, scheduler_config={"max_seq_len": 2048}, **width)
-        for name, spec in ENGINES.items()
+    options: dict[str, Any] = {"scheduler_config": {"max_seq_len": 2048}, **width}
+    options["kv_cache_config"] = {"max_tokens": 2048 + 128}
+    programs = {
+        name: Program(LLM(speculative_config=ENGINES[engine], **options))
+        for name, (engine, *_) in PROGRAMS.items()
     }
     rounds, most = (1, 64) if args.quick else (args.rounds, MAX_TOKENS)
-    for llm in engines.values():  # warm: pages, T(rows)
-        run(llm, edits[0], "own", True, 16)
-    one, *_ = engines.values()
+    for program in programs.values():  # warm: pages, T(rows)
+        take_turns({"": begin(program, edits[0], "own", True, 16)})
     settings = {
         "cases": digest(edits), "rounds": rounds, "tokens": most, "threads": args.threads,
-        "width": common.width_of(one.model),
+        "width": common.width_of(programs["plain"].llm.model),
     }  # fmt: skip
     parts = Parts("code_edits", settings, args.minutes)
-    found = measure(engines, {i: edits[i] for i in chosen}, rounds, most, parts)
+    found = measure(programs, {i: edits[i] for i in chosen}, rounds, most, parts)
     cases = [case for case in found if case is not None]
     if len(cases) < len(found):
         print(f"{len(found) - len(cases)} cases are missing: the same command goes on with them")
@@ -248,8 +255,8 @@ def main() -> int:
         }  # fmt: skip
         name = "code_edits" if args.dtype is None else f"code_edits_{args.dtype}"
         common.write_result(name, result, tables)
-    for llm in engines.values():
-        llm.close()
+    for program in programs.values():
+        program.close()
     return 0
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from unittest import mock
 
 from benchmarks import common, datasets, runners
-from benchmarks.never_slower import Program, groups_of, take_turns
+from benchmarks.never_slower import groups_of, open_program, params_of
+from benchmarks.turns import take_turns
 
 METHODS = ("redrafter", "medusa", "eagle3")
 WIDTHS = {"bfloat16": None, "q8_0": "q8_0", "q4_1": "q4_1"}
@@ -34,11 +35,11 @@ def measure(method: str, format: str | None, args: argparse.Namespace) -> dict[s
     length = args.prompt_tokens + args.tokens + 8
     config = {"method": method, "adaptive": False}
     with mock.patch(ASKED_IN[method], lambda target: format):
-        program = Program(folder, "bfloat16", config, 1, length)
+        program = open_program(folder, "bfloat16", config, 1, length)
     found = {}
     for name in args.sets:
         runs = [
-            take_turns({"": program.run(group, args.tokens, 0.0)})[""]
+            take_turns({"": program.run(group, params_of(args.tokens, 0.0))})[""]
             for group in groups_of(tokenizer, name, 1, args)
         ]
         found[name] = sum(run.decoded for run in runs) / sum(run.passes for run in runs)

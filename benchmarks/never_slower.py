@@ -19,7 +19,8 @@ missing (parts.py). Each B has a result file of its own (never_slower, never_slo
 every cell that was measured at this commit with these settings.
 
 With --sources the programs are those instead of "auto", each an engine of its own: the sources of a
-composite and the composite.
+composite and the composite, which is also compared with the faster of its members in each round
+(`of best`). The result files are then called sources, sources_8, ...
 """
 
 from __future__ import annotations
@@ -28,97 +29,39 @@ import argparse
 import fnmatch
 import itertools
 import sys
-import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import common, datasets, parts, runners
 from benchmarks.parts import Parts
+from benchmarks.turns import CLOCKS, KINDS, Program, Timed, take_turns
 
 SEED = 1
 SLOWEST = 0.98  # what a cell may not fall below
-KINDS, CLOCKS = ("decode", "total", "request"), ("wall", "cpu")
 Cell = tuple[str, int, str, float]  # model, B, set, temperature
 
 
-@dataclass
-class Timed:
-    """One program on one group of prompts: seconds of wall clock and of processor, by kind
-    ("decode": of steps that read no prompt; "total": of all; "request": of all that each request
-    saw, summed over requests)."""
+def open_program(model: Any, dtype: str, config: Any, batch: int, length: int) -> Program:
+    """An engine for `batch` requests of `length` tokens."""
+    from specdec_ext import LLM
 
-    wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    cpu: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
-    tokens: list[list[int]] = field(default_factory=list)
-    passes: int = 0  # forward passes that decode, and the tokens that they brought
-    decoded: int = 0
-    rows: int = 0
-
-
-class Program:
-    """An engine of its own; every step is timed, those that read prompts apart."""
-
-    def __init__(self, model: Any, dtype: str, config: Any, batch: int, length: int) -> None:
-        from specdec_ext import LLM
-
-        pages = {"max_tokens": batch * (length + 128)}
-        scheduler = {"max_batch_size": batch, "max_seq_len": length}
-        self.llm = LLM(
-            model, dtype=dtype, kv_cache_config=pages, scheduler_config=scheduler,
-            speculative_config=config,
-        )  # fmt: skip
-        self._reads_prompt = False
-        forward = self.llm.model.forward
-
-        def watched(plan: Any, *rest: Any) -> Any:
-            self._reads_prompt = plan.num_prefill_rows > 0
-            return forward(plan, *rest)
-
-        self.llm.model.forward = watched
-
-    def run(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float
-    ) -> Generator[None, None, Timed]:
-        """A step at a time, so that programs can take turns."""
-        from specdec_ext import SamplingParams
-
-        params = SamplingParams(
-            max_tokens=max_tokens, temperature=temperature, seed=SEED if temperature else None,
-            ignore_eos=True, detokenize=False,
-        )  # fmt: skip
-        engine, timed = self.llm.engine, Timed()
-        states = [engine.submit(engine.resolve(list(prompt), params)) for prompt in prompts]
-        while running := sum(not state.finished for state in states):
-            wall, cpu = time.perf_counter(), time.process_time()
-            engine.step()
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            times = {"decode": 0 if self._reads_prompt else 1, "total": 1, "request": running}
-            for kind, count in times.items():
-                timed.wall[kind] += count * wall
-                timed.cpu[kind] += count * cpu
-            timed.passes += not self._reads_prompt
-            yield
-        timed.tokens = [list(state.token_ids) for state in states]
-        timed.decoded = sum(len(ids) - 1 for ids in timed.tokens)
-        timed.rows = sum(s.counter.num_rows for s in states) - sum(map(len, prompts))
-        return timed
-
-    def close(self) -> None:
-        self.llm.close()
+    pages = {"max_tokens": batch * (length + 128)}
+    scheduler = {"max_batch_size": batch, "max_seq_len": length}
+    llm = LLM(
+        model, dtype=dtype, kv_cache_config=pages, scheduler_config=scheduler,
+        speculative_config=config,
+    )  # fmt: skip
+    return Program(llm)
 
 
-def take_turns(runs: dict[str, Generator[None, None, Timed]]) -> dict[str, Timed]:
-    """Runs all of them, each a step at a time: what else the machine does meets all alike."""
-    results: dict[str, Timed] = {}
-    while len(results) < len(runs):
-        for name, run in runs.items():
-            try:
-                if name not in results:
-                    next(run)
-            except StopIteration as end:
-                results[name] = end.value
-    return results
+def params_of(max_tokens: int, temperature: float) -> Any:
+    """Answers of this length."""
+    from specdec_ext import SamplingParams
+
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, seed=SEED if temperature else None,
+        ignore_eos=True, detokenize=False,
+    )  # fmt: skip
 
 
 def config_of(name: str) -> Any:
@@ -145,9 +88,10 @@ def round_of(programs: dict[str, Program], groups: list[Any], temperature: float
              args: argparse.Namespace, turn: int) -> dict[str, dict[str, float]]:  # fmt: skip
     """A cell's ratios, sums over its groups, each decoded by all programs in turns."""
     runs: dict[str, list[Timed]] = {name: [] for name in programs}
+    params = params_of(args.tokens, temperature)
     for i, group in enumerate(groups):
         names = list(programs)[:: 1 if (turn + i) % 2 == 0 else -1]
-        each = {name: programs[name].run(group, args.tokens, temperature) for name in names}
+        each = {name: programs[name].run(group, params) for name in names}
         for name, timed in take_turns(each).items():
             runs[name].append(timed)
         texts = [run[-1].tokens for run in runs.values()]
@@ -166,6 +110,13 @@ def round_of(programs: dict[str, Program], groups: list[Any], temperature: float
         ratios["tokens_per_pass"] = decoded / len(groups[0]) / sum(r.passes for r in mine)
         ratios["rows_per_token"] = sum(r.rows for r in mine) / decoded
         result[name] = ratios
+    for name, ratios in result.items():
+        members = [result[member] for member in name.split("+") if member in result]
+        if len(members) < 2:
+            continue
+        for clock, kind in itertools.product(CLOCKS, KINDS):
+            best = max(member[f"{clock} {kind}"] for member in members)
+            ratios[f"{clock} {kind} of best"] = ratios[f"{clock} {kind}"] / best
     return result
 
 
@@ -228,10 +179,12 @@ def measure(
         path, dtype = models[model]
         configs = {"plain": None, **{name: config_of(name) for name in names}}
         programs = {
-            name: Program(path, dtype, config, batch, length) for name, config in configs.items()
+            name: open_program(path, dtype, config, batch, length)
+            for name, config in configs.items()
         }
         for program in programs.values():  # page faults, T(rows), tables
-            take_turns({"": program.run([[1, 2, 3, 4, 5, 6, 7, 8] * 4] * batch, 24, 0.0)})
+            warm = program.run([[1, 2, 3, 4, 5, 6, 7, 8] * 4] * batch, params_of(24, 0.0))
+            take_turns({"": warm})
         for cell, turn in pieces:
             groups = groups_of(tokenizer, cell[2], batch, args)
             if not parts.begin():
@@ -244,12 +197,16 @@ def measure(
 
 def table_of(cells: dict[str, dict[str, Any]], names: Sequence[str], clock: str) -> str:
     """The markdown: a line for each cell, the ratios of decoding and of all, by program."""
-    header = ["cell", *(f"{name}, {kind}" for name in names for kind in KINDS)]
-    rows = [
-        [where, *(f"{cell[name][f'{clock} {kind}']['median']:.3f}"
-                  for name in names for kind in KINDS)]
-        for where, cell in cells.items()
+    first = next(iter(cells.values()))
+    columns = [
+        (name, what.removeprefix(f"{clock} "))
+        for name in names for what in first[name] if what.startswith(clock)
     ]  # fmt: skip
+    header = ["cell", *(f"{name}, {kind}" for name, kind in columns)]
+    rows = [
+        [where, *(f"{cell[name][f'{clock} {kind}']['median']:.3f}" for name, kind in columns)]
+        for where, cell in cells.items()
+    ]
     return f"Plain decoding's time over the program's, {clock} clock\n\n" + common.markdown(
         header, rows
     )
@@ -263,9 +220,10 @@ def write_results(
     loads  behind each cell's rounds: near 1 says that a thread was missing
     """
     batch_of = {where: where.split(", ")[1].removeprefix("B = ") for where in cells}
+    family = "never_slower" if names == ["auto"] else "sources"
     for batch in dict.fromkeys(batch_of.values()):
         mine = {where: cell for where, cell in cells.items() if batch_of[where] == batch}
-        benchmark = "never_slower" if batch == "1" else f"never_slower_{batch}"
+        benchmark = family if batch == "1" else f"{family}_{batch}"
         tables = [table_of(mine, names, clock) for clock in CLOCKS]
         behind = [load for where in mine for load in loads[where]]
         content = {"benchmark": benchmark, **result, "load_behind_rounds": behind, "results": mine}

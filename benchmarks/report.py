@@ -149,6 +149,21 @@ def never_slower(result: dict[str, Any]) -> str:
     return common.markdown(["decode / with prompts / a request", *SETS], rows)
 
 
+def sources(result: dict[str, Any]) -> str:
+    """Decoding alone, a line for each width and program; for a composite one more, with what it
+    has of the faster of its members."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for name, programs in result["results"].items():
+        width, _, data, _ = name.split(", ")
+        for program, figures in programs.items():
+            for what, title in (("wall decode", ""), ("wall decode of best", " / its best member")):
+                if what in figures:
+                    line = lines.setdefault((width, program + title), {})
+                    line[data] = f"{figures[what]['median']:.2f}"
+    rows = [[*key, *(line.get(data, "") for data in SETS)] for key, line in sorted(lines.items())]
+    return common.markdown(["width", "sources", *SETS], rows)
+
+
 def edits(result: dict[str, Any]) -> str:
     return code_edits.summary_table(result["summary"])
 
@@ -171,6 +186,7 @@ SECTIONS = {
     ),
     "never_slower_8": ("The same of 8 requests at once", never_slower),
     "never_slower_32": ("The same of 32 requests at once", never_slower),
+    "sources": ("Sources alone and together, one request, greedy: plain decoding's time", sources),
     "code_edits": ("Code edits, the code as predicted output: median over cases (least)", edits),
     "code_edits_bfloat16": ("The same in bfloat16", edits),
     "serve_peers": (

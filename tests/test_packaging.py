@@ -115,7 +115,9 @@ def reference_compile_s(folder: Path) -> float:
 
 
 @pytest.mark.slow
-def test_the_build_takes_under_ninety_seconds_on_two_cores(clean_wheel: Wheel, tmp_path: Path) -> None:
+def test_the_build_takes_under_ninety_seconds_on_two_cores(
+    clean_wheel: Wheel, tmp_path: Path
+) -> None:
     """By processor time, and by this machine's speed while it is measured."""
     slower = max(1.0, reference_compile_s(tmp_path) / REFERENCE_COMPILE_S)
     assert clean_wheel.cpu_seconds < 2 * 90 * slower
