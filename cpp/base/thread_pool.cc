@@ -94,8 +94,12 @@ void ThreadPool::resize(int size) {
   SPECDEC_REQUIRE(size >= 1 && size <= 256, "num_threads = ", size, ": give 1..256");
   // In a forked child nobody is busy, whatever the parent was doing, and no thread is there.
   const bool forked = forks_ != process_forks;
-  if (forked) busy_.store(false, std::memory_order_relaxed);
-  while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+  if (forked) {
+    busy_.store(false, std::memory_order_relaxed);
+    holds_.store(0, std::memory_order_relaxed);
+    resizing_.store(false, std::memory_order_relaxed);
+  }
+  take_for_resize();
   if (size != size_ || forked) {
     stop();
     try {
@@ -103,12 +107,36 @@ void ThreadPool::resize(int size) {
     } catch (const std::system_error& error) {
       stop();
       start(1);
+      resizing_.store(false, std::memory_order_release);
       busy_.store(false, std::memory_order_release);
       throw std::runtime_error(detail::join("num_threads = ", size, ": ", error.what(),
                                             "; work goes on with one thread, give fewer"));
     }
   }
+  resizing_.store(false, std::memory_order_release);
   busy_.store(false, std::memory_order_release);
+}
+
+// Holds are seldom and short beside a resize. Each side announces itself and then looks for the
+// other (seq_cst: at least one sees it), and gives way: so who holds may hold once more meanwhile.
+void ThreadPool::take_for_resize() {
+  for (;; std::this_thread::yield()) {
+    // Who finds the pool busy works alone.
+    if (holds_.load(std::memory_order_relaxed) != 0) continue;
+    if (busy_.exchange(true, std::memory_order_acquire)) continue;
+    resizing_.store(true, std::memory_order_seq_cst);
+    if (holds_.load(std::memory_order_seq_cst) == 0) return;
+    resizing_.store(false, std::memory_order_release);
+    busy_.store(false, std::memory_order_release);
+  }
+}
+
+void ThreadPool::hold() {
+  for (;; std::this_thread::yield()) {
+    holds_.fetch_add(1, std::memory_order_seq_cst);
+    if (!resizing_.load(std::memory_order_seq_cst)) return;
+    holds_.fetch_sub(1, std::memory_order_release);
+  }
 }
 
 void ThreadPool::start(int size) {

@@ -21,6 +21,7 @@
 //
 // One run at a time: a caller that finds the threads busy, from a second host thread or inside a
 // body, does its pieces alone. Results must not depend on which rank did a piece.
+// Who has memory for each rank holds the pool's size meanwhile (Hold): a resize waits.
 // The pool is not usable after fork() in the child: run() then throws.
 #pragma once
 
@@ -56,7 +57,21 @@ class ThreadPool {
   static ThreadPool& global();
 
   int size() const { return size_; }
+  // Waits until nobody runs or holds the size.
   void resize(int size);
+
+  // size() stays what it is while one of these lives. They may be nested. Nothing that may call
+  // resize() runs within.
+  class Hold {
+   public:
+    explicit Hold(ThreadPool& pool) : pool_(pool) { pool.hold(); }
+    ~Hold() { pool_.holds_.fetch_sub(1, std::memory_order_release); }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    ThreadPool& pool_;
+  };
 
   // How many pieces to cut `items` items into that take about `item_ns` nanoseconds each: 1 if a
   // second thread would not be worth its call, else enough of them that threads end together.
@@ -100,12 +115,16 @@ class ThreadPool {
   void worker(int rank);
   void start(int size);
   void stop();
+  void hold();
+  void take_for_resize();
 
   int size_ = 1;
   int forks_ = 0;  // of the process, as the threads were started
   std::vector<std::thread> threads_;
   std::unique_ptr<Run[]> runs_;  // [size]
   std::atomic<bool> busy_{false};
+  std::atomic<int> holds_{0};
+  std::atomic<bool> resizing_{false};
   std::atomic<bool> stopping_{false};
   std::exception_ptr error_;
   std::mutex error_mutex_;

@@ -137,6 +137,7 @@ bool HostAcceptor::draws_root(const RequestParams& params, const ScoreProcessor&
 
 void HostAcceptor::draw_roots(std::vector<RootDraw>& draws) {
   ThreadPool& pool = ThreadPool::global();
+  const ThreadPool::Hold threads(pool);
   of_threads_.resize(static_cast<std::size_t>(pool.size()));
   pool.run_items(static_cast<std::int64_t>(draws.size()), vocab_size_, [&](Range range, int rank) {
     for (std::int64_t i = range.begin; i < range.end; ++i) {

@@ -87,9 +87,10 @@ def get_num_threads() -> int:
 def set_num_threads(num_threads: int) -> None:
     """Use this many threads in the CPU kernels, and in torch if it is installed.
 
-    Results do not depend on the number, but for the last bits in fast numerics. Call it while no
-    request runs. If torch is not imported yet, it will find the number in OMP_NUM_THREADS. Raises
-    ConfigError for a number outside 1..256.
+    Results do not depend on the number, but for the last bits in fast numerics. Forward passes that
+    run end first. Call it before an engine is opened: engines weigh drafts by the times of the
+    number that they began with. If torch is not imported yet, it will find the number in
+    OMP_NUM_THREADS. Raises ConfigError for a number outside 1..256.
     """
     check_int("num_threads", num_threads, ConfigError, low=1, high=MAX_THREADS)
     from . import _core

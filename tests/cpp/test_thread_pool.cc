@@ -249,6 +249,31 @@ TEST(thread_pool_rethrows_and_goes_on) {
   CHECK(phase.complete());
 }
 
+// Who has memory for each rank may run several phases in it, and hold once more within.
+TEST(thread_pool_keeps_its_size_while_it_is_held) {
+  ThreadPool pool(2);
+  std::atomic<bool> ends{false};
+  std::thread resizer([&] {
+    for (int turn = 0; !ends; ++turn) pool.resize(1 + turn % 4);
+  });
+  for (int turn = 0; turn < 2000; ++turn) {
+    const ThreadPool::Hold held(pool);
+    const int size = pool.size();
+    std::vector<int> pieces_of(static_cast<std::size_t>(size));  // the sanitizer sees its end
+    for (int phase = 0; phase < 3; ++phase) {
+      const ThreadPool::Hold again(pool);
+      std::this_thread::yield();
+      pool.run(8, [&](int, int rank) { ++pieces_of[static_cast<std::size_t>(rank)]; });
+    }
+    CHECK_EQ(pool.size(), size);
+    CHECK_EQ(std::accumulate(pieces_of.begin(), pieces_of.end(), 0), 3 * 8);
+  }
+  ends = true;
+  resizer.join();
+  pool.resize(3);
+  CHECK_EQ(pool.size(), 3);
+}
+
 // Threads lose their cores anywhere in front of a claim. Each phase reads what all pieces of the
 // one before have written: under ThreadSanitizer this shows that a phase's end orders them.
 TEST(thread_pool_phases_follow_each_other) {

@@ -342,12 +342,11 @@ def check_law(
 def test_the_output_has_the_targets_law(
     small: Folders, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """5,000 draws each."""
-    check_law(small, "whole", spec, options, draws=5_000)
+    check_law(small, "whole", spec, options, draws=20_000 if options else 5_000)
 
 
 def test_the_output_of_a_reduced_head_has_the_targets_law(small: Folders) -> None:
-    check_law(small, "reduced", *LAWS[0], draws=5_000)
+    check_law(small, "reduced", *LAWS[0], draws=20_000)
 
 
 @pytest.mark.slow
@@ -356,7 +355,7 @@ def test_the_output_of_a_reduced_head_has_the_targets_law(small: Folders) -> Non
 def test_the_output_has_the_targets_law_in_full(
     small: Folders, head: str, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    check_law(small, head, spec, options, draws=200_000)
+    check_law(small, head, spec, options, draws=1_000_000)
 
 
 @pytest.mark.parametrize("head", ["whole", "reduced"])

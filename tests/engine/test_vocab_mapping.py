@@ -195,7 +195,7 @@ LAW_CASES = pytest.mark.parametrize(
 def test_the_output_has_the_targets_law(
     small: Folders, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    sampling.check_law(small, spec, options, 5_000)
+    sampling.check_law(small, spec, options, 20_000 if options else 5_000)
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_the_output_has_the_targets_law(
 def test_the_output_has_the_targets_law_in_full(
     small: Folders, spec: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    sampling.check_law(small, spec, options, 200_000)
+    sampling.check_law(small, spec, options, 1_000_000)
 
 
 def test_a_law_of_other_tokens_is_found_out(

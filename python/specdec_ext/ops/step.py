@@ -115,7 +115,7 @@ def mask_from_parents(parents: Sequence[int]) -> Tensor:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Set the number of threads of the CPU backend, 1..256. Do not call it while a kernel runs.
+    """Set the number of threads of the CPU backend, 1..256; kernels that run end first.
 
     The default is SPECDEC_NUM_THREADS, else the number of CPUs that the process may use.
     """

@@ -309,6 +309,7 @@ void spec_attention(const SpecAttentionParams& p) {
   // The buffer of the calling thread; it grows to the largest problem seen.
   thread_local std::unique_ptr<char[]> buffer;
   thread_local std::size_t capacity = 0;
+  const ThreadPool::Hold threads(ThreadPool::global());
   const int nranks = ThreadPool::global().size();
   const std::size_t bytes = spec_attention_scratch_bytes(
       longest(p.step), p.num_heads, p.cache.num_kv_heads, p.cache.head_dim, nranks);

@@ -71,9 +71,9 @@ void LlamaDecoder::prepare(const StepView& step) {
     max_keys = std::max<std::int64_t>(
         max_keys, step.kv_len[b] + std::int64_t{step.cu_rows[b + 1] - step.cu_rows[b]});
   }
-  const int nranks = ThreadPool::global().size();
-  const std::size_t needed =
-      spec_attention_scratch_bytes(max_keys, num_heads_, num_kv_heads_, config_.head_dim, nranks);
+  prepared_ranks_ = ThreadPool::global().size();
+  const std::size_t needed = spec_attention_scratch_bytes(max_keys, num_heads_, num_kv_heads_,
+                                                          config_.head_dim, prepared_ranks_);
   if (attention_scratch_.size() < needed) attention_scratch_.resize(needed + needed / 2);
   if (config_.final_softcap > 0.0f && head_scores_.empty()) {
     head_scores_.resize(kCappedRows * scores_.count);

@@ -292,7 +292,8 @@ class LlamaDecoder {
   LazyBuffer<float> residual_, qkv_, attention_, sum_;
   LazyBuffer<float> gated_;            // [threads, gate and up, rows of a run, columns of a part]
   LazyBuffer<std::byte> input_, act_;  // inputs of linear layers, in the form that they take
-  std::vector<std::byte> attention_scratch_;
+  std::vector<std::byte> attention_scratch_;  // for prepared_ranks_ threads
+  int prepared_ranks_ = 0;
   std::vector<RowBest> best_;          // [parts of the head, L]
   std::vector<RowBest> best_rows_;     // [L]
   std::vector<float> head_scores_;     // final_softcap only: scores of a few rows

@@ -108,6 +108,7 @@ void LlamaDecoder::run_head_scores(const StepView& step, float* logits, RowBest*
 }
 
 void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden) {
+  const ThreadPool::Hold threads(ThreadPool::global());
   prepare(step);
   best_rows_.resize(step.num_logit_rows);
   run_layers(step);
@@ -118,6 +119,7 @@ void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden
 
 void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hidden,
                                   TokenId* best) {
+  const ThreadPool::Hold threads(ThreadPool::global());
   prepare(step);
   best_rows_.resize(step.num_logit_rows);
   run_layers(step);

@@ -202,6 +202,8 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
                             std::byte* chunk) {
   SPECDEC_REQUIRE(is_shard() && part >= 0 && part < num_parts(), "part ", part, ": parts are 0..",
                   num_parts() - 1);
+  const ThreadPool::Hold threads(ThreadPool::global());
+  if (ThreadPool::global().size() > prepared_ranks_) prepare(step);  // resized between two parts
   const int layer = part / parts_of_layer();
   const std::int64_t rows = step.num_rows;
   if (part > 0) take_chunks(part - 1, gathered, rows);

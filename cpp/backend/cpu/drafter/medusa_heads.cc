@@ -84,6 +84,7 @@ void MedusaHeads::best(const std::vector<const float*>& hidden, std::int32_t num
   const float* const all = scores(hidden, num_heads);
   const auto rows = static_cast<std::int64_t>(hidden.size());
   ThreadPool& pool = ThreadPool::global();
+  const ThreadPool::Hold threads(pool);
   scratch_.resize(static_cast<std::size_t>(pool.size()));
   pool.run_items(num_heads * rows, num_scores_, [&](Range range, int rank) {
     ScoredIndex found[kMaxTopScores];

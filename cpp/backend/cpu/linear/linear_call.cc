@@ -80,6 +80,7 @@ void run_linear(const PackedLinear& linear, const TensorView& x, const TensorVie
   float* y_scratch =
       y_direct ? nullptr : reinterpret_cast<float*>(scratch(y_buffer, chunk * n * 4));
   ThreadPool& pool = ThreadPool::global();
+  const ThreadPool::Hold threads(pool);
   std::vector<float> wide(x_direct ? 0 : static_cast<std::size_t>(pool.size()) * k);
   for (std::int64_t first = 0; first < rows; first += chunk) {
     const std::int64_t count = std::min(chunk, rows - first);
