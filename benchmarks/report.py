@@ -21,6 +21,7 @@ from benchmarks import (
     report_brief,
     sampling_rows,
     serve_tables,
+    step_cost,
 )
 
 Result = report_brief.Result
@@ -82,15 +83,6 @@ def end_to_end(result: dict[str, Any]) -> str:
         ]
         tables.append(table + "\n\n" + "; ".join(lines) + ".")
     return "\n\n".join(tables)
-
-
-def step_cost(result: dict[str, Any]) -> str:
-    shown = ("1", "2", "4", "8", "11", "16", "32", "64", "84")
-    rows: list[list[Any]] = []
-    for dtype, r in result["results"].items():
-        rows.append([f"{dtype}, ms", *(r["ms"][k] for k in shown)])
-        rows.append([f"{dtype}, over the floor", *(r["over_floor"][k] for k in shown)])
-    return common.markdown(["rows of one pass", *shown], rows)
 
 
 def step_overhead(result: dict[str, Any]) -> str:
@@ -205,7 +197,7 @@ SECTIONS = {
         end_to_end,
     ),
     "model_drafters": ("The shipped drafters, adaptive unless all drafts are said", drafters),
-    "step_cost": ("Cost of rows", step_cost),
+    "step_cost": ("Cost of rows", lambda result: step_cost.table_of(result["results"])),
     "step_overhead": ("Time of a step outside the model", step_overhead),
     "lookahead_vs_lade": ("Lookahead (7,7,7) against lade", lookahead_vs_lade),
     "draft_lookup": ("Drafting by prompt lookup, batch 32", draft_lookup),

@@ -1,70 +1,62 @@
-"""How far is one forward pass from what the machine can do, and what do more rows cost?
+"""How far is one forward pass from the read of its weights, and what do more rows cost?
 
-T(rows) of the default model against floors measured in the same run: the weight bytes over a read
-stream, and the floating-point work over the rate of torch's large matrix product in the same data
-type. Two threads, context of 256 tokens, least of many passes.
+T(rows) of the default model in several widths against a read of as many bytes by the same threads.
+Read and passes take turns, and a ratio is one of a turn: the memory of a shared machine changes its
+speed by the minute. Context of 256 tokens.
 
-    python -m benchmarks.step_cost [--quick]
+    python -m benchmarks.step_cost [--widths ...] [--turns 40] [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import common, runners
 
-ROWS = (1, 2, 4, 8, 11, 16, 32, 64, 84, 128)
+ROWS = (1, 2, 4, 7, 11, 16, 32, 64, 84, 128)
 CONTEXT = 256
 PAGE = 32
+# Width -> what the model is loaded from ("folder", "gguf"), and how.
+WIDTHS: dict[str, tuple[str, dict[str, str]]] = {
+    "float32": ("folder", {"dtype": "float32"}),
+    "bfloat16": ("folder", {"dtype": "bfloat16"}),
+    "int8": ("folder", {"dtype": "bfloat16", "quantization": "int8"}),
+    "q4_1": ("gguf", {}),
+}
 
 
-def least(call: Callable[[], object], repeats: int) -> float:
-    """Returns the least seconds of `repeats` calls after one to warm up."""
-    call()
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - started)
-    return best
-
-
-def read_bandwidth(repeats: int) -> float:
-    """Returns bytes/s of the fastest plain read stream here: 512 MiB, reduced or multiplied."""
-    matrix = torch.ones(8192, 16384)
-    vector = torch.ones(16384)
-    reads = (lambda: matrix.sum(), lambda: torch.mv(matrix, vector), lambda: matrix.max())
-    return matrix.nbytes / min(least(read, repeats) for read in reads)
-
-
-def flops_per_second(dtype: torch.dtype, repeats: int) -> float:
-    """Returns the rate of torch's matrix product 2048 x 2048 x 2048."""
-    a, b = torch.randn(2048, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
-    return 2 * 2048**3 / least(lambda: a @ b, repeats)
-
-
-def measure(folder: Path, dtype: str, repeats: int) -> dict[str, Any]:
-    """Returns T(rows) in ms, the floors and the ratios of one data type."""
-    from specdec_ext import _core
+def open_model(width: str, threads: int) -> Any:
+    """The model with room for one request."""
     from specdec_ext.models import load_model
+    from specdec_ext.models.default import find_default_gguf
 
-    model = load_model(folder, dtype=dtype, max_rows=max(ROWS))
-    info = model.info
-    num_pages = (CONTEXT + 128) // PAGE
+    kind, options = WIDTHS[width]
+    path = runners.default_model(threads)[0] if kind == "folder" else find_default_gguf()
+    model: Any = load_model(path, max_rows=max(ROWS), **options)
+    num_pages = (CONTEXT + max(ROWS)) // PAGE
     shape = (model.num_layers, num_pages, model.num_kv_heads, PAGE, model.head_dim)
     model.bind_cache(
         torch.zeros(shape, dtype=model.kv_dtype), torch.zeros(shape, dtype=model.kv_dtype)
     )
-    bandwidth = read_bandwidth(repeats)
-    rate = flops_per_second(getattr(torch, dtype), repeats)
-    seconds = {}
+    return model
+
+
+def passes_of(model: Any) -> dict[str, Callable[[], object]]:
+    """A pass of each number of rows, and a read of the model's bytes."""
+    from specdec_ext import _core
+
+    columns = 4096
+    height = model.info.weight_bytes // (2 * columns)
+    reader = _core.PackedLinear(torch.ones(height, columns, dtype=torch.bfloat16))
+    num_pages = (CONTEXT + max(ROWS)) // PAGE
+    passes: dict[str, Callable[[], object]] = {"read": reader.read}
     for rows in ROWS:
         plan = _core.make_step_plan(
             [list(range(10, 10 + rows))],
@@ -72,49 +64,74 @@ def measure(folder: Path, dtype: str, repeats: int) -> dict[str, Any]:
             page_table=[list(range(num_pages))],
             needs_logits=False,
         )
-        seconds[rows] = least(lambda p=plan: model.forward(p), repeats)
-    # The stream is measured again: the lesser machine of the two moments would flatter us.
-    bandwidth = max(bandwidth, read_bandwidth(repeats))
-    read = info.weight_bytes / bandwidth
-    work = 2 * info.weight_bytes / model.kv_dtype.itemsize
-    floors = {rows: max(read, rows * work / rate) for rows in ROWS}
+        passes[str(rows)] = functools.partial(model.forward, plan)
+    return passes
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Of the second call: the first one brings what others have driven out of the caches."""
+    call()
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def measure(width: str, turns: int, threads: int) -> dict[str, Any]:
+    """T(rows) in ms, medians over the turns, and the ratios inside a turn."""
+    model = open_model(width, threads)
+    passes = passes_of(model)
+    for call in passes.values():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
+    for turn in range(turns):
+        for name in list(passes)[:: 1 if turn % 2 == 0 else -1]:
+            seconds[name].append(seconds_of(passes[name]))
+
+    def over(name: str, base: str) -> float:
+        pairs = zip(seconds[name], seconds[base], strict=True)
+        return common.median([a / b for a, b in pairs])
+
+    rows = [name for name in passes if name != "read"]
     return {
+        "dtype": common.width_of(model),
         "numerics": model.numerics,
         "impl": model.impl,
-        "weight_bytes": info.weight_bytes,
-        "read_gb_per_s": bandwidth / 1e9,
-        "gemm_gflop_per_s": rate / 1e9,
-        "ms": {str(rows): seconds[rows] * 1e3 for rows in ROWS},
-        "floor_ms": {str(rows): floors[rows] * 1e3 for rows in ROWS},
-        "over_floor": {str(rows): seconds[rows] / floors[rows] for rows in ROWS},
-        "over_one_row": {str(rows): seconds[rows] / seconds[1] for rows in ROWS},
+        "weight_bytes": model.info.weight_bytes,
+        "read_ms": common.median(seconds["read"]) * 1e3,
+        "ms": {name: common.median(seconds[name]) * 1e3 for name in rows},
+        "over_read": {name: over(name, "read") for name in rows},
+        "over_one_row": {name: over(name, "1") for name in rows},
     }
+
+
+def table_of(results: dict[str, Any]) -> str:
+    """The markdown, three lines for each width."""
+    rows: list[list[Any]] = []
+    for width, r in results.items():
+        rows.append([f"{width}, ms", r["read_ms"], *r["ms"].values()])
+        rows.append([f"{width}, over the read", 1.0, *r["over_read"].values()])
+        rows.append([f"{width}, over one row", "", *r["over_one_row"].values()])
+    return common.markdown(["rows of one pass", "read alone", *ROWS], rows)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--widths", nargs="+", default=list(WIDTHS), choices=WIDTHS)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="few passes; no file")
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--quick", action="store_true", help="two turns; no file")
     args = parser.parse_args()
-    folder, _ = runners.default_model(args.threads)
+    common.set_threads(args.threads)
     environment = common.environment(args.threads)
-    results = {dtype: measure(folder, dtype, 3 if args.quick else 20) for dtype in args.dtypes}
-    rows: list[list[Any]] = []
-    for dtype, r in results.items():
-        rows.append([f"{dtype}, ms", *r["ms"].values()])
-        rows.append([f"{dtype}, over the floor", *r["over_floor"].values()])
-        rows.append([f"{dtype}, over one row", *r["over_one_row"].values()])
-    table = common.markdown(["T(rows)", *ROWS], rows)
+    turns = 2 if args.quick else args.turns
+    results = {width: measure(width, turns, args.threads) for width in args.widths}
+    table = table_of(results)
     print(table)
     if not args.quick:
         result = {
-            "benchmark": "step_cost",
-            "environment": environment,
-            "model": "SmolLM2-135M-Instruct",
-            "context": CONTEXT,
-            "results": results,
-        }
+            "benchmark": "step_cost", "environment": environment, "context": CONTEXT,
+            "model": "SmolLM2-135M-Instruct", "turns": turns, "results": results,
+        }  # fmt: skip
         common.write_result("step_cost", result, [table])
     return 0
 
