@@ -86,14 +86,14 @@ inline void fill_k_tile(const SlotReader<T>& reader, const SlotReader<T>* values
       const int line = d / kDims * kDims;
       if constexpr (kFetches == 0) {
         if (step % kSteps == 0) {
-          __builtin_prefetch(ahead[first + step / kSteps] + line);
-          __builtin_prefetch(values_ahead[first + step / kSteps] + line);
+          fetch_line(ahead[first + step / kSteps] + line);
+          fetch_line(values_ahead[first + step / kSteps] + line);
         }
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kFetches; ++i) {
-        __builtin_prefetch(ahead[first + step * kFetches + i] + line);
-        __builtin_prefetch(values_ahead[first + step * kFetches + i] + line);
+        fetch_line(ahead[first + step * kFetches + i] + line);
+        fetch_line(values_ahead[first + step * kFetches + i] + line);
       }
     }
   }
@@ -160,7 +160,7 @@ inline void fill_q(const AttentionBlock& block, float* q) {
 
 // V of so many bytes is fetched by the phase before the one that reads it. What is behind that the
 // phase itself fetches ahead.
-constexpr std::int64_t kFetchedValueBytes = 64 * 1024;
+constexpr std::int64_t kFetchedValueBytes = 256 * 1024;
 
 template <typename V, typename T>
 inline void scores_of(const AttentionBlock& block, const RankScratch& scratch, int tile_begin,

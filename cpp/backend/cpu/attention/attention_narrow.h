@@ -74,7 +74,7 @@ void lay_out_keys(const SlotReader<Bf16>& reader, const AttentionBlock& block, s
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         store<Avx512>(out + i * kTileRows, lanes[i]);
-        __builtin_prefetch(ahead[first + pair % 16 + i] + pair / 16 * 16);
+        fetch_line(ahead[first + pair % 16 + i] + pair / 16 * 16);
       }
     }
   }
@@ -130,8 +130,8 @@ void lay_out_values(const SlotReader<Bf16>& reader, const AttentionBlock& block,
       };
       _mm512_store_si512(to, _mm512_or_si512(load(even), _mm512_slli_epi32(load(odd), 16)));
       if (group % 2 == 0) {
-        __builtin_prefetch(ahead + group * kTileRows);
-        __builtin_prefetch(next + group * kTileRows);
+        fetch_line(ahead + group * kTileRows);
+        fetch_line(next + group * kTileRows);
       }
     }
   }

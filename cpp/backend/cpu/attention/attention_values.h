@@ -28,7 +28,7 @@ inline void add_values(const Row* const* v, int ahead, int d, int n, const float
     for (int x = 0; x < M; ++x) value[x] = load<V>(v[k] + d + x * V::W);
     if (ahead > 0) {
 #pragma GCC unroll 8
-      for (int x = 0; x < M; ++x) __builtin_prefetch(v[k + ahead] + d + x * V::W);
+      for (int x = 0; x < M; ++x) fetch_line(v[k + ahead] + d + x * V::W);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) {
@@ -105,7 +105,7 @@ struct ValueReader {
       } else {
         if (slot + n + k < last) {
           const T* next = slots(slot + n + k);
-          for (int d = begin; d < end; d += 64 / sizeof(T)) __builtin_prefetch(next + d);
+          for (int d = begin; d < end; d += 64 / sizeof(T)) fetch_line(next + d);
         }
         float* to = tile + k * tile_stride;
         rows[k] = to;
