@@ -69,7 +69,7 @@ def passes_of(model: Any) -> dict[str, Callable[[], object]]:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Of the second call: the first one brings what others have driven out of the caches."""
+    """What the second call takes; the first brings what others have driven out of the caches."""
     call()
     started = time.perf_counter()
     call()
