@@ -131,7 +131,7 @@ def main() -> int:
             "rounds": args.rounds,
         }
         with open(args.output, "w", encoding="utf-8") as file:
-            json.dump({**about, "results": results}, file, indent=1)
+            file.write(json.dumps({**about, "results": results}, indent=1) + "\n")
             file.write("\n")
     return 0
 
