@@ -1,6 +1,6 @@
 """How far is one forward pass from the read of its weights, and what do more rows cost?
 
-T(rows) of the default model in several widths against a read of as many bytes by the same threads.
+T(rows) of the default model in several widths against a read of its weights in the same memory.
 Read and passes take turns, and a ratio is one of a turn: the memory of a shared machine changes its
 speed by the minute. Context of 256 tokens.
 
@@ -49,14 +49,11 @@ def open_model(width: str, threads: int) -> Any:
 
 
 def passes_of(model: Any) -> dict[str, Callable[[], object]]:
-    """A pass of each number of rows, and a read of the model's bytes."""
+    """A pass of each number of rows, and a read of what a pass reads of the weights."""
     from specdec_ext import _core
 
-    columns = 4096
-    height = model.info.weight_bytes // (2 * columns)
-    reader = _core.PackedLinear(torch.ones(height, columns, dtype=torch.bfloat16))
     num_pages = (CONTEXT + max(ROWS)) // PAGE
-    passes: dict[str, Callable[[], object]] = {"read": reader.read}
+    passes: dict[str, Callable[[], object]] = {"read": model.read_weights}
     for rows in ROWS:
         plan = _core.make_step_plan(
             [list(range(10, 10 + rows))],

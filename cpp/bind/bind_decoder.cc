@@ -317,6 +317,14 @@ void register_decoder(py::module_& m) {
       .def("unpack_head_rows", &unpack_head_rows, py::arg("ids"), py::arg("out"),
            "Write rows ``ids`` int32 [n] of the output head's weight into ``out`` float32 "
            "[n, hidden_size].")
+      .def(
+          "read_weights",
+          [](const DecoderObject& self) {
+            py::gil_scoped_release release;
+            return self.decoder.read_weights();
+          },
+          "Read the packed weights as a greedy step does and do nothing else: the floor of "
+          "``forward``. Returns a checksum.")
       .def_property_readonly(
           "weight_bytes", [](const DecoderObject& self) { return self.decoder.weight_bytes(); },
           "Bytes of packed weights that a step reads.")

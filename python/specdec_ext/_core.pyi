@@ -379,6 +379,10 @@ class LlamaDecoder:
 
         Releases the GIL. One call at a time per decoder.
         """
+    def read_weights(self) -> int:
+        """
+        Read the packed weights as a greedy step does and do nothing else: the floor of ``forward``. Returns a checksum.
+        """
     def score_rows(self, hidden: typing.Any, out: typing.Any) -> None:
         """
         Write the output head's scores of ``hidden`` float32 [n, hidden_size] into ``out`` float32 [n, V]: for rows that forward() gave as hidden, the bits of its scores.

@@ -287,6 +287,10 @@ class NativeModel:
         self._decoder.forward(plan, ids, hidden)
         return ids
 
+    def read_weights(self) -> int:
+        """Read the weights as a greedy pass does and do nothing else: its floor. A checksum."""
+        return int(self._decoder.read_weights())
+
     def embed(self, token_ids: Any) -> Any:
         """See StepModel."""
         ids = np.ascontiguousarray(token_ids, dtype=np.int32)

@@ -123,14 +123,14 @@ def _programs(dtype: str, by_set: Mapping[str, Data]) -> list[Figure]:
 
 
 def step_cost(data: Data) -> list[Figure]:
-    """T(rows), and the time that memory and arithmetic need at least."""
+    """T(rows), and the time that a read of the weights takes."""
     results = data["results"]
     series: dict[str, list[tuple[float, float]]] = {}
-    for dtype, cells in results.items():
-        for key, words in (("ms", dtype), ("floor_ms", f"{dtype}, floor")):
-            series[words] = sorted((int(rows), ms) for rows, ms in cells[key].items())
+    for width, cells in results.items():
+        series[width] = sorted((int(rows), ms) for rows, ms in cells["ms"].items())
+        series[f"{width}, read"] = [(rows, cells["read_ms"]) for rows, _ in series[width]]
     return [
         Curves("step-cost", "T(rows): time of a forward pass", "rows", "ms",
-               f"context {data['context']}; floor: the machine's measured bandwidth and arithmetic",
+               f"context {data['context']}; read: as many bytes as the weights, nothing else",
                series=series, is_log=True)
     ]  # fmt: skip

@@ -34,6 +34,8 @@ class HeadScreen {
   // number is not finite, or so many rows are no slower there. One call at a time.
   bool find(const InputRows& x, RowBest* best);
 
+  // Reads the copy and does nothing else (PackedLinear::read).
+  std::uint64_t read() const { return copy_->read(); }
   std::size_t bytes() const { return copy_->bytes() + bounds_.size() * sizeof(Bound); }
   // Panels that the last find() computed exactly, and how often the copy was multiplied so far.
   std::int64_t panels_left() const { return static_cast<std::int64_t>(left_.size()); }

@@ -169,6 +169,9 @@ class LlamaDecoder {
   const DecoderConfig& config() const { return config_; }
   // Bytes of packed weights a step reads, without an embedding table that is not the head.
   std::size_t weight_bytes() const;
+  // Reads what a greedy step reads of them (of a head that has a screen, the screen) and does
+  // nothing else, in the same order: its floor. Returns a checksum.
+  std::uint64_t read_weights() const;
   // Whether linear layers of many rows differ: config().has_fast_forms and a weight that has one.
   bool has_fast_forms() const;
   // Bytes of the buffers between the layers.
@@ -200,6 +203,20 @@ class LlamaDecoder {
     std::int64_t row_bytes;
   };
 
+  // Calls visit(matrix) for every matrix that a step reads and that is there, in its order. Of a
+  // head, rank 0 reads its own rows.
+  template <typename Visit>
+  void each_matrix(Visit&& visit) const {
+    for (const Layer& layer : layers_) {
+      if (layer.defined()) {
+        for (const PackedLinear& part : layer.qkv->parts()) visit(part);
+      }
+      for (const auto* matrix : {&layer.o, &layer.gate, &layer.up, &layer.down}) {
+        if (*matrix) visit(**matrix);
+      }
+    }
+    if (head_) visit(*head_);
+  }
   std::vector<float> norm_weight(const TensorView& weight, const std::string& name, int size) const;
   bool is_shard() const { return !config_.kv_head_bounds.empty(); }
   // Where partial sums are added up, attention goes on into its projection, and gate into down.

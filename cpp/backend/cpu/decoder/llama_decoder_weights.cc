@@ -362,28 +362,24 @@ void LlamaDecoder::allocate_buffers() {
 }
 
 std::size_t LlamaDecoder::weight_bytes() const {
-  std::size_t bytes = head_ ? head_->bytes() : 0;  // rank 0 reads its own rows of it
-  for (const Layer& layer : layers_) {
-    if (layer.defined()) bytes += layer.qkv->bytes();
-    for (const auto* linear : {&layer.o, &layer.gate, &layer.up, &layer.down}) {
-      if (*linear) bytes += (*linear)->bytes();
-    }
-  }
+  std::size_t bytes = 0;
+  each_matrix([&](const PackedLinear& matrix) { bytes += matrix.bytes(); });
   return bytes;
+}
+
+std::uint64_t LlamaDecoder::read_weights() const {
+  std::uint64_t sum = 0;
+  each_matrix([&](const PackedLinear& matrix) {
+    const bool is_screened = &matrix == head_.get() && screen_ != nullptr;
+    sum += is_screened ? screen_->read() : matrix.read();
+  });
+  return sum;
 }
 
 bool LlamaDecoder::has_fast_forms() const {
   if (!config_.has_fast_forms) return false;
-  static const std::vector<PackedLinear> kNone;
-  bool found = head_ != nullptr && head_->many_rows() > 0;
-  for (const Layer& layer : layers_) {
-    for (const PackedLinear& part : layer.defined() ? layer.qkv->parts() : kNone) {
-      found = found || part.many_rows() > 0;
-    }
-    for (const auto* linear : {&layer.o, &layer.gate, &layer.up, &layer.down}) {
-      found = found || (*linear && (*linear)->many_rows() > 0);
-    }
-  }
+  bool found = false;
+  each_matrix([&](const PackedLinear& matrix) { found = found || matrix.many_rows() > 0; });
   return found;
 }
 

@@ -1,6 +1,7 @@
 #include "backend/cpu/linear/packed_linear.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -301,6 +302,13 @@ void PackedLinear::argmax_part(const InputRows& x, RowBest* best, int part, int 
           }
         });
   }
+}
+
+std::uint64_t PackedLinear::read() const {
+  std::atomic<std::uint64_t> sum{0};
+  const int parts = num_parts(1);
+  ThreadPool::global().run(parts, [&](int part, int) { sum += read_part(part, parts); });
+  return sum.load();
 }
 
 std::uint64_t PackedLinear::read_part(int part, int parts) const {

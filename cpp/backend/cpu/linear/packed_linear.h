@@ -159,6 +159,8 @@ class PackedLinear {
   // Reads a part of the packed weights and does nothing else; returns a checksum. This is the floor
   // that benchmarks hold run against, on the same memory.
   std::uint64_t read_part(int part, int parts) const;
+  // The same of all, over ThreadPool::global(): the floor of run(). Returns a checksum.
+  std::uint64_t read() const;
 
   // out[k] = row `row` of the weights as float32: a tied head serves as the embedding table.
   void unpack_row(std::int64_t row, float* out) const;
