@@ -142,11 +142,13 @@ def never_slower(result: dict[str, Any]) -> str:
 
 
 def sources(result: dict[str, Any]) -> str:
-    """Decoding alone, a line for each width and program; for a composite one more, with what it
-    has of the faster of its members."""
+    """Decoding alone, greedy: a line for each width and program; for a composite one more, with
+    what it has of the faster of its members."""
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for name, programs in result["results"].items():
-        width, _, data, _ = name.split(", ")
+        width, _, data, temperature = name.split(", ")
+        if temperature != "temperature 0":
+            continue
         for program, figures in programs.items():
             for what, title in (("wall decode", ""), ("wall decode of best", " / its best member")):
                 if what in figures:

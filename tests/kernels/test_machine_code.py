@@ -114,6 +114,16 @@ def test_loops_over_tiles_fetch_the_panel() -> None:
     assert len(fetching) >= 32, f"lines, products: {loops}"  # one for each height
 
 
+def test_attention_fetches_into_the_second_level() -> None:
+    """Loops that transpose keys, and those that widen values of 16 bits as they are read."""
+    transposing = loops_with("vunpcklps")
+    assert len(transposing) >= 8
+    assert all("prefetcht1" in body for body in transposing)
+    widening = [body for body in loops_with("vpmovzxwd") if "prefetcht1" in body]
+    assert len(widening) >= 8
+    assert not any("prefetcht0" in body for body in transposing + loops_with("vpmovzxwd"))
+
+
 def test_rows_of_y_are_fetched_to_be_written() -> None:
     """Two lines of each row, before the products: 1 to 12 rows of seven formats with AVX-512, and
     as many of float32, float16 and bfloat16."""

@@ -131,6 +131,6 @@ def step_cost(data: Data) -> list[Figure]:
         series[f"{width}, read"] = [(rows, cells["read_ms"]) for rows, _ in series[width]]
     return [
         Curves("step-cost", "T(rows): time of a forward pass", "rows", "ms",
-               f"context {data['context']}; read: as many bytes as the weights, nothing else",
+               f"context {data['context']}; read: what a greedy pass reads of the weights, alone",
                series=series, is_log=True)
     ]  # fmt: skip

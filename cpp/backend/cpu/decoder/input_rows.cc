@@ -5,6 +5,8 @@
 namespace specdec::cpu {
 namespace {
 
+QuantBlock* as_quant(std::byte* p) { return reinterpret_cast<QuantBlock*>(p); }
+
 // A row of pairs ends in one that is half a number where n is odd: its other half has to be zero.
 // Rows of other widths lie in the same memory.
 void end_row(std::int64_t n, std::byte* out) {

@@ -12,7 +12,6 @@ namespace specdec::cpu {
 // A row's memory as what its form holds.
 inline float* as_f32(std::byte* p) { return reinterpret_cast<float*>(p); }
 inline std::uint16_t* as_bf16(std::byte* p) { return reinterpret_cast<std::uint16_t*>(p); }
-inline QuantBlock* as_quant(std::byte* p) { return reinterpret_cast<QuantBlock*>(p); }
 
 // out = x[n].
 void convert_row(const RowOps& ops, InputForm form, const float* x, std::int64_t n, std::byte* out);
