@@ -7,7 +7,7 @@ has the same rows and context.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -62,6 +62,14 @@ class Deal:
     @property
     def states(self) -> int:
         return sum(unit.states for unit in self.units)
+
+    @property
+    def jobs_of_one_state(self) -> int:
+        """Jobs that are not cut, whose output the main pass writes in fast mode."""
+        by_job = Counter[int]()
+        for unit in self.units:
+            by_job[unit.job] += unit.states
+        return sum(states == 1 for states in by_job.values())
 
 
 def chunk_begin(chunk: int) -> int:

@@ -126,8 +126,13 @@ def finish_waits(cell: AttentionCell, keys: float, states: float, device: Device
     return rounds * device.l2_latency_us
 
 
-def attention(cell: AttentionCell, device: Device, exact: bool = True) -> Prediction:
-    """Returns the prediction of one attention call: plan, main pass, finish."""
+def attention(
+    cell: AttentionCell, device: Device, exact: bool = True, main_writes: bool = True
+) -> Prediction:
+    """Returns the prediction of one attention call: plan, main pass, finish.
+
+    main_writes  whether in fast mode the main pass writes the output of jobs that are not cut
+    """
     plan, row = picked(cell, device)
     if row["family"] != "hopper":
         raise ValueError(f"{cell.name}: served by {row['name']}, which is not modelled")
@@ -149,7 +154,10 @@ def attention(cell: AttentionCell, device: Device, exact: bool = True) -> Predic
     block_bytes = 2 * dealing.KEYS * cell.head_dim * cell.kv_item_bytes
     traffic = dealing.simulate(dealt, step.num_blocks, device.l2_bytes // block_bytes)
     queries = cell.requests * cell.rows * cell.num_heads * cell.head_dim * 2  # read or written
-    states = passes * dealt.states * row["row_tile"] * (cell.head_dim + 2) * 4
+    written = dealt.jobs_of_one_state if main_writes and not exact else 0
+    by_main = queries * written / dealt.num_jobs  # of the output
+    left = dealt.states - written
+    states = passes * row["row_tile"] * (left * (cell.head_dim + 2) + written * 2) * 4
     busiest = {
         name: passes * traffic.busiest * us
         for name, us in key_block(cell, row["row_tile"] // 64, device).items()
@@ -157,13 +165,15 @@ def attention(cell: AttentionCell, device: Device, exact: bool = True) -> Predic
     main = Kernel(
         "main",
         {
-            "HBM": (passes * traffic.read * block_bytes + queries) / device.hbm_bytes_per_s * 1e6,
+            "HBM": (passes * traffic.read * block_bytes + queries + by_main)
+            / device.hbm_bytes_per_s
+            * 1e6,
             "L2": (passes * traffic.asked * block_bytes + states) / device.l2_bytes_per_s * 1e6,
             **busiest,
         },
         passes * (device.launch_us + device.first_load_us),
     )
-    needs = {"HBM": queries / device.hbm_bytes_per_s * 1e6}
+    needs = {"HBM": (queries - by_main) / device.hbm_bytes_per_s * 1e6}
     tails = own_keys = 0.0
     if exact:
         own_keys = tail_keys(cell, row["granule"])

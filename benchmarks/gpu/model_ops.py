@@ -35,9 +35,28 @@ def step_op(cell: StepCell, device: Device, cut: str = "") -> Prediction:
         kernels: tuple[Kernel, ...] = (Kernel("argmax", largest, 2 * start),)
     elif cell.kind in ("sample", "match", "accept"):
         kernels = row_op(cell, device, cut)
+    elif cell.kind == "rope_append":
+        kernels = (rope_append(cell, device),)
     else:
         kernels = (Kernel(cell.kind, {"HBM": work.memory_us}, start),)
     return Prediction(cell.name, work.floor_us, kernels)
+
+
+# Instructions for 32 vectors of 8 numbers, rotated and written to 16-bit pages without norms:
+# counted by hand along the path, as the recorded loop holds every other way, too.
+ROPE_ISSUE = 200
+
+
+def rope_append(cell: StepCell, device: Device) -> Kernel:
+    """Returns what it takes to rotate a step's q and k and to append its k and v.
+
+    Its loads that depend on each other are a request, its length and a page, as for a first load.
+    """
+    heads = cell.num_heads + 2 * cell.num_kv_heads
+    vectors = cell.requests * cell.rows * heads * cell.head_dim / 8
+    cycles = vectors / 32 * slots({"issue": ROPE_ISSUE})["issue"] / (4 * device.sms)
+    needs = {"HBM": cell.work().memory_us, "issue": cycles / device.clock_hz * 1e6}
+    return Kernel(cell.kind, needs, device.launch_us + device.first_load_us)
 
 
 ENTERING_THREADS = 512  # of the block that indexes a prompt (cuda/step/commit_step.cu)

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "attention/ampere_copy.cuh"
+#include "attention/output.cuh"
 #include "attention/softmax.cuh"
 
 namespace specdec::attention {
@@ -217,9 +218,24 @@ struct UnitTotal {
     }
   }
 
-  // Takes a finished chunk in and empties it; `last`: of the unit.
-  __device__ __forceinline__ void take(const AttentionLaunch& launch, const JobRows& rows,
-                                       ThreadState<Config>& chunk, bool last) {
+  // Leaves the total; of a whole job in fast mode its output. The job is looked up again: registers
+  // are dearer.
+  __device__ __forceinline__ void leave(const AttentionLaunch& launch, std::int32_t unit,
+                                        const ThreadSlot<Config>& place,
+                                        const float (&sums)[kTiles][4]) const {
+    const Job& job = launch.work.jobs[launch.work.units[unit].job];
+    if (!main_writes(launch, job.num_slots)) return place.store(m, l, sums);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      write_fragment_row<typename Config::T, Config::kHeadDim>(
+          launch, job, thread_row(i), m[i], l[i],
+          [&](int n) { return make_float2(sums[n][2 * i], sums[n][2 * i + 1]); });
+    }
+  }
+
+  // Takes a finished chunk in and empties it; `last`: of the unit, the launch's `unit`.
+  __device__ __forceinline__ void take(const AttentionLaunch& launch, std::int32_t unit,
+                                       const JobRows& rows, ThreadState<Config>& chunk, bool last) {
     const ThreadSlot<Config> place(launch, rows, slot);
     const bool leaves = states == UnitStates::kOnePerChunk || (last && states == UnitStates::kOne);
     MergeWeights w[2];
@@ -234,10 +250,14 @@ struct UnitTotal {
 #pragma unroll
         for (int e = 0; e < 4; ++e) o[n][e] = merge(w[e / 2], o[n][e], chunk.o[n][e]);
       }
-      if (leaves) place.store(m, l, o);
+      if (leaves) leave(launch, unit, place, o);
     } else {
       if (begun) place.merge_into(w, chunk.o);
-      place.store(m, l, chunk.o);
+      if (leaves) {
+        leave(launch, unit, place, chunk.o);
+      } else {
+        place.store(m, l, chunk.o);
+      }
       begun = !leaves;
     }
     if (leaves) {
@@ -315,7 +335,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
       const bool last = block + 1 == end_block;
       if (last || (block + 1) * Config::kKeys == chunk_begin(chunk_index + 1)) {
-        total.take(launch, rows, chunk, last);
+        total.take(launch, u, rows, chunk, last);
         ++chunk_index;
       }
     }

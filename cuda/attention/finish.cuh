@@ -1,4 +1,5 @@
-// The finish kernel: folds the states of the main pass, adds the tail keys, divides, writes.
+// The finish kernel: folds the states of the main pass, adds the tail keys, divides, writes. Rows
+// that the main pass has written (output.cuh) it leaves as they are, unless they are to be zeros.
 //
 // grid    one warp per (step row, KV head, kHeads of its query heads), rows fastest: the warps of a
 //         block read the same committed tail keys. kHeads is the least with which all warps run at
@@ -16,6 +17,7 @@
 #include <cstdint>
 
 #include "attention/elements.cuh"
+#include "attention/output.cuh"
 #include "attention/softmax.cuh"
 #include "attention/tail.cuh"
 #include "step/step_rows.cuh"
@@ -29,11 +31,13 @@ struct FinishShared {
   alignas(16) float scores[kMaxTail][kHeads];  // then their exponentials
 };
 
-// The states of a row's heads: how many, and the row in the first one. `most` of any head.
+// The states of a row's heads: how many, and the row in the first one. `most` of any head. Those
+// whose output the main pass has written have none to fold.
 template <int kHeads>
 struct StatesOfHeads {
   std::int32_t most = 0;
   std::int32_t count[kHeads] = {}, place[kHeads] = {};
+  bool written[kHeads] = {};
 };
 
 // kHeads query heads of one step row: states of a lane's elements.
@@ -208,7 +212,8 @@ struct RowFinisher {
     const std::int32_t my_row = first_row + min(lane, heads - 1);
     const Job& job =
         work.jobs[work.job_begin[request.index] + kv_head * row_blocks + my_row / launch.row_tile];
-    const std::int32_t my_slots = job.num_slots;
+    const bool my_written = main_writes(launch, job.num_slots);
+    const std::int32_t my_slots = my_written ? 0 : job.num_slots;
     const std::int32_t my_place = job.first_slot * launch.row_tile + my_row % launch.row_tile;
     StatesOfHeads<kHeads> states;
     states.most = __reduce_max_sync(kAllLanes, my_slots);
@@ -216,11 +221,13 @@ struct RowFinisher {
     for (int h = 0; h < kHeads; ++h) {
       states.count[h] = h < heads ? __shfl_sync(kAllLanes, my_slots, h) : 0;
       states.place[h] = __shfl_sync(kAllLanes, my_place, h);
+      states.written[h] = h < heads && __shfl_sync(kAllLanes, my_written ? 1 : 0, h) != 0;
     }
     return states;
   }
 
-  // Merges them, in chunk order, into {m, l, o}.
+  // Merges them, in chunk order, into {m, l, o}; of heads that are written, takes what stands in
+  // l's place.
   __device__ __forceinline__ void fold_states(const StatesOfHeads<kHeads>& states) {
     for (std::int32_t first = 0; first < states.most; first += kStates) {
       float2 ml[kStates][kHeads];
@@ -248,35 +255,33 @@ struct RowFinisher {
         }
       }
     }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (states.written[h]) l[h] = launch.work.state_ml[std::int64_t{2} * states.place[h] + 1];
+    }
   }
 
   // Divides and writes; a head whose result is no finite number is written as zeros. Returns
   // whether there was one.
-  __device__ __forceinline__ bool write(T* out, std::int32_t first_head) {
+  __device__ __forceinline__ bool write(T* out, std::int32_t first_head,
+                                        const StatesOfHeads<kHeads>& states) {
     const SpecAttentionParams& call = launch.call;
-    const float v_scale =
-        call.v_scale == nullptr ? 1.0f : call.v_scale[kv_head * call.scale_stride];
+    const float v_scale = value_scale(call, kv_head);
     bool any_bad = false;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (h >= heads) continue;
-      float decay = 1.0f;
-      if (call.sinks != nullptr) {
-        const float sink = call.sinks[first_head + h] * kLog2E;
-        const MergeWeights w = merge_max(m[h], sink);
-        l[h] = merge(w, l[h], 1.0f);
-        decay = w.total;
+      if (states.written[h]) {
+        any_bad = any_bad || l[h] == 0.0f;
+        continue;
       }
-      // The added 0 makes one zero of two: a state without keys may have turned -0 to +0.
-      const float factor = l[h] == 0.0f ? 0.0f : decay * v_scale / l[h];
+      const float factor = output_factor(call, first_head + h, v_scale, m[h], l[h]);
       std::uint32_t words[kVec / 2];
       bool bad = false;
 #pragma unroll
       for (int e = 0; e < kVec; e += 2) {
-        words[e / 2] = pack<T>(fmaf(o[h][e], factor, 0.0f), fmaf(o[h][e + 1], factor, 0.0f));
-        const float2 written = unpack<T>(words[e / 2]);
-        // inf - inf and NaN - NaN are not 0.
-        bad = bad || !(written.x - written.x == 0.0f) || !(written.y - written.y == 0.0f);
+        words[e / 2] = output_pair<T>(o[h][e], o[h][e + 1], factor);
+        bad = bad || !is_finite<T>(words[e / 2]);
       }
       bad = __any_sync(kAllLanes, bad) != 0 || l[h] == 0.0f;
       any_bad = any_bad || bad;
@@ -367,7 +372,7 @@ __global__ void __launch_bounds__(kFinishWarps * 32, (kFinishBlocks<kHeads, kVec
   // states and then of the tail's values would stand behind them.
   gpu::launch_dependents();
   if (good) {
-    if (finisher.write(out, head)) flags |= kStatusNaN;
+    if (finisher.write(out, head, states)) flags |= kStatusNaN;
   } else {
     const std::uint32_t zeros[kVec / 2] = {};
     for (std::int32_t i = 0; i < finisher.heads; ++i) {

@@ -10,6 +10,7 @@
 #include "attention/hopper_products.cuh"
 #include "attention/hopper_rows.cuh"
 #include "attention/hopper_tile.h"
+#include "attention/output.cuh"
 #include "attention/spec_attention.h"
 #include "gpu/hopper.cuh"
 
@@ -107,6 +108,12 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
         products.sum(i) = 0.0f;
       }
     };
+    const auto clear = [&] {
+#pragma unroll
+      for (int row = 0; row < 2; ++row) m_folded[row] = empty_max(), l_folded[row] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Tile::kDim / 2; ++i) folded[i] = 0.0f;
+    };
     // Leaves the folded state in the unit's next slot and starts from an empty one.
     const auto leave_state = [&] {
 #pragma unroll
@@ -139,11 +146,22 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
                     : make_float4(kept.x, kept.y, got.x, got.y);
           }
         }
-        m_folded[row] = empty_max(), l_folded[row] = 0.0f;
       }
-#pragma unroll
-      for (int i = 0; i < Tile::kDim / 2; ++i) folded[i] = 0.0f;
+      clear();
       ++slot;
+    };
+    // The folded state is all of the job: its output.
+    const auto write_rows = [&](const Job& whole) {
+      // By the block's threads: what follows from `consumer` would be kept through the loop.
+      const int first = (static_cast<int>(threadIdx.x / 32) - 4 * Tile::kLoaders) * 16 + lane / 4;
+#pragma unroll
+      for (int row = 0; row < 2; ++row) {
+        write_fragment_row<T, Tile::kDim>(
+            launch, whole, first + 8 * row, m_folded[row], l_folded[row], [&](int n) {
+              return make_float2(folded[4 * n + 2 * row], folded[4 * n + 2 * row + 1]);
+            });
+      }
+      clear();
     };
     const auto release = [&](std::uint64_t* empty) {
       __syncwarp();
@@ -216,7 +234,14 @@ __device__ __forceinline__ void consume(const AttentionLaunch& launch, HopperSha
     products.collect();
     close_values(weights);
     // Read again: a register that was kept through the loop would be one too many.
-    if (work.units[u].states != UnitStates::kHandsOn) leave_state();
+    const Unit& ends = work.units[u];
+    if (ends.states == UnitStates::kHandsOn) continue;
+    const Job& ended = work.jobs[ends.job];
+    if (main_writes(launch, ended.num_slots)) {
+      write_rows(ended);
+    } else {
+      leave_state();
+    }
   }
   gpu::grid_dependency_wait();  // without a unit, too: what begins behind this kernel relies on it
 }

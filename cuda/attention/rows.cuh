@@ -18,6 +18,12 @@ __device__ __forceinline__ float score_scale(const SpecAttentionParams& call,
                                  : call.scale * call.k_scale[kv_head * call.scale_stride];
 }
 
+// And V's.
+__device__ __forceinline__ float value_scale(const SpecAttentionParams& call,
+                                             std::int32_t kv_head) {
+  return call.v_scale == nullptr ? 1.0f : call.v_scale[kv_head * call.scale_stride];
+}
+
 struct RequestView {
   std::int32_t index, first_row, rows, kv_len;
   bool tree;

@@ -10,7 +10,8 @@
 //       in front of the window's are units of their own; such a unit may hand its sum on to the
 //       next one of its block.
 // slot  where a state lies: row_tile x {max, sum} and row_tile x K unnormalised sums, float32. The
-//       slots of a job are consecutive and in chunk order.
+//       slots of a job are consecutive and in chunk order. In fast mode a job with one slot leaves
+//       its rows' output in place of sums.
 // block the persistent thread blocks share out the units beforehand, block i takes units
 //       [block_begin[i], block_begin[i + 1]): nothing is handed out at run time, so the work of a
 //       call can be walked again by every layer, and producer and consumer warps agree unasked.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.model import Mutant
 
 FINISH = "cuda/attention/finish.cuh"
+OUTPUT = "cuda/attention/output.cuh"
 TAIL = "cuda/attention/tail.cuh"
 SOFTMAX = "cuda/attention/softmax.cuh"
 ROWS = "cuda/attention/rows.cuh"
@@ -71,16 +72,16 @@ MUTANTS = [
     Mutant(
         "finish-9",
         "sink not in units of log2",
-        FINISH,
-        "call.sinks[first_head + h] * kLog2E;",
-        "call.sinks[first_head + h];",
+        OUTPUT,
+        "call.sinks[head] * kLog2E);",
+        "call.sinks[head]);",
     ),
     Mutant(
         "finish-10",
         "sink of the first head for all",
         FINISH,
-        "call.sinks[first_head + h] * kLog2E;",
-        "call.sinks[first_head] * kLog2E;",
+        "output_factor(call, first_head + h, v_scale, m[h], l[h]);",
+        "output_factor(call, first_head, v_scale, m[h], l[h]);",
     ),
     Mutant(
         "finish-11",

@@ -205,9 +205,9 @@ MUTANTS = [
     ),
     Mutant(
         "fp8-28",
-        "the folded sums of a unit go on in the next",
+        "the folded state of a unit goes on in the next",
         CONSUMER,
-        "for (int i = 0; i < Tile::kDim / 2; ++i) folded[i] = 0.0f; ++slot;",
+        "clear(); ++slot;",
         "++slot;",
     ),
 ]

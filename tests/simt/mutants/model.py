@@ -56,6 +56,7 @@ ATTENTION = (
 )
 FAR = ("test_far_pages.py",)
 SINKS = ("test_cuda_sink_tokens.py",)
+OUTPUT = ("test_cuda_output.py",)
 AMPERE_UNIT = main_unit(
     "ampere", "ampere_f16_f16_k64_r16", "launch_ampere<AmpereConfig<__half, __half, 64, 16>>"
 )
@@ -199,6 +200,29 @@ SUITES = {
     "sinkhopper": Suite((), SINKS, "hopper_f16_f16_k64_r64", HOPPER_UNIT),
     "sinkfinish": Suite((), SINKS, "ampere_f16_f16_k64_r16", FINISH_UNIT),
     "sinkgeneric": Suite(("attention/generic",), SINKS, "generic"),
+    "outputampere": Suite((), OUTPUT, "ampere_f16_f16_k64_r16", AMPERE_UNIT),
+    "outputnarrow": Suite(
+        (),
+        OUTPUT,
+        "every_instance and ampere_f16_f16_k80_r16",
+        main_unit(
+            "ampere",
+            "ampere_f16_f16_k80_r16",
+            "launch_ampere<AmpereConfig<__half, __half, 80, 16>>",
+        ),
+    ),
+    "outputhopper": Suite((), OUTPUT, "hopper_f16_f16_k64_r64", HOPPER_UNIT),
+    "outputwide": Suite(
+        (),
+        OUTPUT,
+        "hopper_f16_e4m3_k64_r128",
+        main_unit(
+            "hopper_launch",
+            "hopper_f16_e4m3_k64_r128",
+            "launch_hopper<__half, HopperTile<64, 2, true>>",
+        ),
+    ),
+    "outputfinish": Suite((), OUTPUT, "ampere_f16_f16_k64_r16", FINISH_UNIT),
     # Pages and layers beyond the reach of 32 bits.
     "far": Suite(("kv/",), FAR, "append or compaction"),
     "fargeneric": Suite(("attention/generic",), FAR, "generic"),

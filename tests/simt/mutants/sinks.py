@@ -93,8 +93,8 @@ MUTANTS = [
         "sinkhopper-2",
         "the sink tokens' sum is not handed on",
         CONSUMER,
-        "if (work.units[u].states != UnitStates::kHandsOn) leave_state();",
-        "leave_state();",
+        "if (ends.states == UnitStates::kHandsOn) continue;",
+        "",
     ),
     Mutant(
         "sinkhopper-3",

@@ -1,0 +1,220 @@
+"""Mutants of output that the main pass writes (output.cuh), and of what finish then does."""
+
+from __future__ import annotations
+
+from mutants.model import Mutant
+
+AMPERE = "cuda/attention/ampere.cuh"
+FINISH = "cuda/attention/finish.cuh"
+HOPPER = "cuda/attention/hopper_consumer.cuh"
+OUTPUT = "cuda/attention/output.cuh"
+
+MUTANTS = [
+    Mutant(
+        "outputampere-1",
+        "written in exact mode, too, without the tail",
+        OUTPUT,
+        "return !launch.call.exact && num_slots == 1;",
+        "return num_slots == 1;",
+    ),
+    Mutant(
+        "outputampere-2",
+        "pieces of jobs written as if they were whole",
+        OUTPUT,
+        "return !launch.call.exact && num_slots == 1;",
+        "return !launch.call.exact;",
+    ),
+    Mutant(
+        "outputampere-3",
+        "zeros leave no mark",
+        OUTPUT,
+        "make_float2(0.0f, bad ? 0.0f : 1.0f);",
+        "make_float2(0.0f, 1.0f);",
+    ),
+    Mutant(
+        "outputampere-4",
+        "what is no finite number is written",
+        OUTPUT,
+        "four[i] = bad || n + i >= kTiles ? 0u",
+        "four[i] = n + i >= kTiles ? 0u",
+    ),
+    Mutant(
+        "outputampere-5",
+        "a lane looks at its own columns only",
+        OUTPUT,
+        "bad = (__ballot_sync(kAllLanes, bad) >> (lane & ~3) & 15u) != 0;",
+        "",
+    ),
+    Mutant(
+        "outputampere-6",
+        "a lane looks at the columns of all rows",
+        OUTPUT,
+        "bad = (__ballot_sync(kAllLanes, bad) >> (lane & ~3) & 15u) != 0;",
+        "bad = __any_sync(kAllLanes, bad) != 0;",
+    ),
+    Mutant(
+        "outputampere-7",
+        "rows that the request does not have are written",
+        OUTPUT,
+        "if (exists && n + lane % 4 < kTiles) {",
+        "if (n + lane % 4 < kTiles) {",
+    ),
+    Mutant(
+        "outputampere-8",
+        "states of rows that the request does not have are written",
+        OUTPUT,
+        "if (exists && lane % 4 == 0) {",
+        "if (lane % 4 == 0) {",
+        harmless="the slot has room for a whole tile, and nobody reads it",
+    ),
+    Mutant(
+        "outputampere-9",
+        "lanes write what they computed, not their columns",
+        OUTPUT,
+        "gpu::quad_transpose(four);",
+        "",
+    ),
+    Mutant(
+        "outputampere-10",
+        "sinks left out of the sum",
+        OUTPUT,
+        "l = merge(w, l, 1.0f);",
+        "",
+    ),
+    Mutant(
+        "outputampere-11",
+        "sums not weighted down beside a sink",
+        OUTPUT,
+        "decay = w.total;",
+        "",
+    ),
+    Mutant(
+        "outputampere-12",
+        "the first head's place for all",
+        OUTPUT,
+        "job.kv_head * launch.group + row - token * launch.group;",
+        "job.kv_head * launch.group;",
+    ),
+    Mutant(
+        "outputampere-13",
+        "rows of every request written as the first one's",
+        OUTPUT,
+        "(request.first_row + token) * call.out_row_stride +",
+        "token * call.out_row_stride +",
+    ),
+    Mutant(
+        "outputampere-14",
+        "a state in the place of the job's first row block",
+        OUTPUT,
+        "const std::int64_t state = std::int64_t{job.first_slot} * launch.row_tile + place;",
+        "const std::int64_t state = place;",
+    ),
+    Mutant(
+        "outputampere-15",
+        "the second row of a thread written as the first",
+        AMPERE,
+        "[&](int n) { return make_float2(sums[n][2 * i], sums[n][2 * i + 1]); }",
+        "[&](int n) { return make_float2(sums[n][0], sums[n][1]); }",
+    ),
+    Mutant(
+        "outputampere-16",
+        "output on top of a state that goes on",
+        AMPERE,
+        "if (!main_writes(launch, job.num_slots)) return place.store(m, l, sums);",
+        "place.store(m, l, sums);",
+        tests="sums_are_written and ampere_f16_f16_k64_r16",
+    ),
+    Mutant(
+        "outputnarrow-1",
+        "columns beyond the head's are written",
+        OUTPUT,
+        "if (exists && n + lane % 4 < kTiles) {",
+        "if (exists) {",
+    ),
+    Mutant(
+        "outputhopper-1",
+        "the second row of a thread written as the first",
+        HOPPER,
+        "return make_float2(folded[4 * n + 2 * row], folded[4 * n + 2 * row + 1]);",
+        "return make_float2(folded[4 * n], folded[4 * n + 1]);",
+    ),
+    Mutant(
+        "outputhopper-2",
+        "a job's sum goes on into the next",
+        HOPPER,
+        "return make_float2(folded[4 * n + 2 * row], folded[4 * n + 2 * row + 1]); }); } clear();",
+        "return make_float2(folded[4 * n + 2 * row], folded[4 * n + 2 * row + 1]); }); }",
+    ),
+    Mutant(
+        "outputhopper-3",
+        "written in exact mode, too, without the tail",
+        OUTPUT,
+        "return !launch.call.exact && num_slots == 1;",
+        "return num_slots == 1;",
+    ),
+    Mutant(
+        "outputhopper-4",
+        "what is handed on is written",
+        HOPPER,
+        "if (ends.states == UnitStates::kHandsOn) continue;",
+        "",
+    ),
+    Mutant(
+        "outputwide-1",
+        "the scale of 8-bit V left out",
+        OUTPUT,
+        "value_scale(call, job.kv_head), m, l);",
+        "1.0f, m, l);",
+    ),
+    Mutant(
+        "outputwide-2",
+        "the second consumer's rows in the first one's place",
+        HOPPER,
+        "(static_cast<int>(threadIdx.x / 32) - 4 * Tile::kLoaders) * 16 + lane / 4;",
+        "static_cast<int>(threadIdx.x / 32 % 4) * 16 + lane / 4;",
+    ),
+    Mutant(
+        "outputfinish-1",
+        "written heads are divided again, out of nothing",
+        FINISH,
+        "if (states.written[h]) { any_bad = any_bad || l[h] == 0.0f; continue; }",
+        "",
+    ),
+    Mutant(
+        "outputfinish-2",
+        "zeros of the main pass without a flag",
+        FINISH,
+        "if (states.written[h]) { any_bad = any_bad || l[h] == 0.0f; continue; }",
+        "if (states.written[h]) continue;",
+    ),
+    Mutant(
+        "outputfinish-3",
+        "a mark merged with the states of other heads",
+        FINISH,
+        "if (states.written[h]) l[h] = "
+        "launch.work.state_ml[std::int64_t{2} * states.place[h] + 1];",
+        "if (states.written[h] && states.most == 0) l[h] = 1.0f;",
+    ),
+    Mutant(
+        "outputfinish-4",
+        "the mark of the token's first head for all",
+        FINISH,
+        "state_ml[std::int64_t{2} * states.place[h] + 1];",
+        "state_ml[std::int64_t{2} * states.place[0] + 1];",
+    ),
+    Mutant(
+        "outputfinish-5",
+        "states of written heads are folded",
+        FINISH,
+        "const std::int32_t my_slots = my_written ? 0 : job.num_slots;",
+        "const std::int32_t my_slots = job.num_slots;",
+        harmless="numbers that nobody wrote are read, into sums that nobody uses",
+    ),
+    Mutant(
+        "outputfinish-6",
+        "no row is ever written by the main pass",
+        OUTPUT,
+        "return !launch.call.exact && num_slots == 1;",
+        "return false;",
+    ),
+]
