@@ -16,9 +16,11 @@ from benchmarks.gpu.cells import AttentionCell
 from benchmarks.gpu.engine_cells import ModelCell
 from benchmarks.gpu.machine import Device
 from benchmarks.gpu.model_attention import attention
+from benchmarks.gpu.model_ops import model_pass
 
 WORTH_US = 3.0  # of a step or a call: what a fusion has to save
-BUILT = frozenset({"main writes whole jobs, fast mode"})
+WHOLE, SUMS = "main writes whole jobs, fast mode", "norms and the append add up sums of slices"
+BUILT = frozenset({WHOLE, SUMS})
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def fusions(device: Device | None = None) -> list[Fusion]:
         apart = attention(cell, device, exact=False, main_writes=False).us
         found.append(
             Fusion(
-                "main writes whole jobs, fast mode",
+                WHOLE,
                 cell.name,
                 apart - attention(cell, device, exact=False).us,
                 apart,
@@ -63,6 +65,16 @@ def fusions(device: Device | None = None) -> list[Fusion]:
     for name, step in steps.items():
         layer = AttentionCell(step.requests, step.rows, step.context)
         us = every[name](device).us
+        apart = model_pass(step, device, leaves_sums=False).us
+        found.append(
+            Fusion(
+                SUMS,
+                f"{name}, {step.layers} layers",
+                apart - us,
+                apart,
+                "three launches a layer, the results once more through L2",
+            )
+        )
         found.append(
             Fusion(
                 "append and RoPE in the QKV product",

@@ -78,8 +78,18 @@ def enter_prompt(tokens: int, max_len: int, lengths: int, device: Device) -> Ker
     return Kernel("commit", {"L2 port": 2 * table_us}, start + waits)
 
 
-def product(rows: int, columns: int, depth: int, device: Device, format: str = "bf16") -> Kernel:
-    """Returns the few-row product of a weight [columns, depth], its fold included."""
+def product(
+    rows: int,
+    columns: int,
+    depth: int,
+    device: Device,
+    format: str = "bf16",
+    leaves_sums: bool = False,
+) -> Kernel:
+    """Returns the few-row product of a weight [columns, depth], its fold included.
+
+    leaves_sums  what reads the result adds up the sums of slices, so that no kernel has to
+    """
     tile = linear_tile(rows, columns, depth, device, format)
     row_tiles, tiles = -(-rows // tile.row_tile), -(-columns // tile.columns)
     slices = linear_slices(columns, depth)
@@ -116,8 +126,10 @@ def product(rows: int, columns: int, depth: int, device: Device, format: str = "
         fixed += (turns - 1) * device.first_load_us
     if format == "f8_a8":  # a kernel before it rounds x, in two looks with a barrier between them
         fixed += device.launch_us + 2 * device.l2_latency_us + device.barrier_us
-    if slices > 1:  # every slice's sums are written and read by a second kernel
-        fixed += 2 * slices * rows * columns * 4 / device.l2_bytes_per_s * 1e6 + device.launch_us
+    if slices > 1:  # every slice's sums are written and read
+        fixed += 2 * slices * rows * columns * 4 / device.l2_bytes_per_s * 1e6
+        if not leaves_sums:  # by a second kernel, which writes what is read again
+            fixed += device.launch_us + 2 * rows * columns * 2 / device.l2_bytes_per_s * 1e6
     return Kernel("product", needs, fixed)
 
 
@@ -127,8 +139,11 @@ def linear_cell(cell: LinearCell, device: Device) -> Prediction:
     return Prediction(cell.name, cell.work().floor_us, (one,))
 
 
-def model_pass(cell: ModelCell, device: Device) -> Prediction:
-    """Returns the prediction of an exact pass: every product, attention, the kernels between."""
+def model_pass(cell: ModelCell, device: Device, leaves_sums: bool = True) -> Prediction:
+    """Returns the prediction of an exact pass: every product, attention, the kernels between.
+
+    leaves_sums  norms and the append add up the sums of products whose k is cut
+    """
     rows = cell.requests * cell.rows
     q, kv = cell.num_heads * cell.head_dim, cell.num_kv_heads * cell.head_dim
     shapes = {
@@ -139,7 +154,7 @@ def model_pass(cell: ModelCell, device: Device) -> Prediction:
     }
     found = []
     for name, shape in shapes.items():
-        one = product(rows, *shape, device)
+        one = product(rows, *shape, device, leaves_sums=leaves_sums and name != "gate_up")
         scaled = {key: us * cell.layers for key, us in one.needs.items()}
         found.append(Kernel(name, scaled, one.fixed_us * cell.layers))
     attends = attention(

@@ -35,6 +35,9 @@ struct LinearParams {
   // The weight was there before the stream's last kernel was enqueued, so a device may read it
   // while that one still runs.
   bool constant_weight = false;
+  // Where to say what the call has left in pieces instead of writing out; null: out is written. It
+  // is left in the workspace, if all rows fit there and the columns are whole groups of 8.
+  LinearSums* left = nullptr;
   ExecutionContext exec;
 };
 

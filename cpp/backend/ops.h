@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "backend/linear_sums.h"
 #include "backend/step_view.h"
 #include "base/types.h"
 
@@ -62,6 +63,7 @@ struct RopeAppendKvParams {
   const void* q = nullptr;  // [R, H, K], dtype `dtype`
   const void* k = nullptr;  // [R, G, K]
   const void* v = nullptr;  // [R, G, K]
+  LinearSums sums;          // of such a projection: q, k and v are read from them, if there are any
   void* q_out = nullptr;    // [R, H, K]; may be q itself
   std::int64_t q_row_stride = 0, k_row_stride = 0;
   std::int64_t v_row_stride = 0, q_out_row_stride = 0;

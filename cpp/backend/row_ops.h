@@ -9,18 +9,19 @@
 
 namespace specdec {
 
-// out = norm(x) for each row; with `added`, x += added first, which is stored.
+// out = norm(x) for each row; with `added` or `sums`, x += added first, which is stored.
 //   norm(x) = x / sqrt(mean(x^2) + eps) * w, sums in float32
 // Rounds where transformers does: with plus_one (Gemma), w = 1 + weight and the result is rounded
 // once; without, the quotient is rounded to the dtype before it meets the weight. x + added is
 // rounded before it is normalised. With added_weight (sandwich norms) `added` goes through such a
 // norm of its own first, rounded.
 struct RmsNormParams {
-  void* x = nullptr;                   // [rows, columns]; written if there is `added`
+  void* x = nullptr;                   // [rows, columns]; written if something is added
   const void* added = nullptr;         // [rows, columns]; null: nothing
+  LinearSums sums;                     // in place of `added`: a product in pieces
   const void* added_weight = nullptr;  // [columns]; null: `added` as it is
   const void* weight = nullptr;        // [columns]
-  void* out = nullptr;                 // [rows, columns]; may be x without `added`
+  void* out = nullptr;                 // [rows, columns]; may be x if nothing is added
   std::int64_t x_row_stride = 0, added_row_stride = 0, out_row_stride = 0;  // elements
   std::int32_t rows = 0, columns = 0;
   DType dtype = DType::kF32;  // of all of them: f32, f16 or bf16

@@ -8,6 +8,7 @@
 
 #include "backend/step_check.h"
 #include "base/check.h"
+#include "bind/left_sums.h"
 #include "bind/op_arguments.h"
 #include "bind/registers.h"
 #include "engine/step_plan.h"
@@ -98,7 +99,8 @@ void rope_append_kv(py::handle q, py::handle k, py::handle v, py::handle k_pages
                     py::handle cu_rows, py::handle positions, py::handle q_out, py::handle cos,
                     py::handle sin, bool interleaved, py::handle q_norm, py::handle k_norm,
                     float norm_eps, bool norm_plus_one, py::handle k_scale, py::handle v_scale,
-                    py::handle max_rows, py::handle max_kv_len, const CallOptions& where) {
+                    py::handle max_rows, py::handle max_kv_len, const SumsArgument& sums,
+                    const CallOptions& where) {
   SPECDEC_REQUIRE(std::isfinite(norm_eps) && norm_eps >= 0, "norm_eps = ", norm_eps,
                   ": give 0 or a positive number");
   OpCall call("rope_append_kv", where);
@@ -149,6 +151,10 @@ void rope_append_kv(py::handle q, py::handle k, py::handle v, py::handle k_pages
   p.v_row_stride = v_rows.row_stride();
   p.q_out_row_stride = result.row_stride();
   p.num_heads = static_cast<std::int32_t>(heads);
+  if (sums) {
+    const std::int64_t of_all = (heads + std::int64_t{2} * cache.num_kv_heads) * cache.head_dim;
+    p.sums = (*sums)->use(call, rows, of_all, p.dtype);
+  }
   p.interleaved = interleaved;
   p.norm_eps = norm_eps;
   p.norm_plus_one = norm_plus_one;
@@ -246,12 +252,12 @@ void register_kv(py::module_& m) {
          py::handle page_table, py::handle kv_len, py::handle cu_rows, py::handle positions,
          py::handle q_out, py::handle cos, py::handle sin, bool interleaved, py::handle q_norm,
          py::handle k_norm, float norm_eps, bool norm_plus_one, py::handle k_scale,
-         py::handle v_scale, py::handle max_rows, py::handle max_kv_len, py::object backend,
-         std::uint64_t stream, py::object status) {
+         py::handle v_scale, py::handle max_rows, py::handle max_kv_len, SumsArgument sums,
+         py::object backend, std::uint64_t stream, py::object status) {
         const CallOptions where{std::move(backend), stream, py::none(), std::move(status)};
         rope_append_kv(q, k, v, k_pages, v_pages, page_table, kv_len, cu_rows, positions, q_out,
                        cos, sin, interleaved, q_norm, k_norm, norm_eps, norm_plus_one, k_scale,
-                       v_scale, max_rows, max_kv_len, where);
+                       v_scale, max_rows, max_kv_len, sums, where);
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("k_pages"), py::arg("v_pages"),
       py::arg("page_table"), py::arg("kv_len"), py::arg("cu_rows"), py::arg("positions"),
@@ -260,8 +266,8 @@ void register_kv(py::module_& m) {
       py::arg("k_norm") = py::none(), py::arg("norm_eps") = 1e-6f, py::arg("norm_plus_one") = false,
       py::arg("k_scale") = py::none(), py::arg("v_scale") = py::none(),
       py::arg("max_rows") = py::none(), py::arg("max_kv_len") = py::none(),
-      py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("status") = py::none(),
-      "See specdec_ext.ops.rope_append_kv.");
+      py::arg("sums") = py::none(), py::arg("backend") = py::none(), py::arg("stream") = 0,
+      py::arg("status") = py::none(), "See specdec_ext.ops.rope_append_kv.");
   m.def(
       "compact_kv",
       [](py::handle k_pages, py::handle v_pages, py::handle page_table, py::handle kv_len,

@@ -7,6 +7,7 @@
 
 #include "backend/row_ops.h"
 #include "base/check.h"
+#include "bind/left_sums.h"
 #include "bind/op_call.h"
 #include "bind/registers.h"
 
@@ -51,12 +52,13 @@ void check_columns(const TensorView& x) {
 }
 
 void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
-              py::handle added_weight, double eps, bool norm_plus_one, py::object backend,
-              std::uint64_t stream) {
+              py::handle added_weight, const SumsArgument& sums, double eps, bool norm_plus_one,
+              py::object backend, std::uint64_t stream) {
   const CallOptions where{std::move(backend), stream, py::none(), py::none()};
   OpCall call("rms_norm", where);
-  const BorrowedTensor rows =
-      matrix(call, x, "x", "[rows, columns]", kAny, kAny, nullptr, !added.is_none());
+  const bool adds = !added.is_none() || sums;
+  SPECDEC_REQUIRE(added.is_none() || !sums, "added and sums are given: give one");
+  const BorrowedTensor rows = matrix(call, x, "x", "[rows, columns]", kAny, kAny, nullptr, adds);
   check_columns(rows.view());
   const DType dtype = rows->dtype;
   RmsNormParams p;
@@ -75,14 +77,16 @@ void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
   p.out = result->data;
   p.out_row_stride = result->strides[0];
   BorrowedTensor addend, addend_factor;
+  SPECDEC_REQUIRE(!adds || p.out != p.x, "out is x: with ", sums ? "sums" : "added",
+                  ", x holds the sum afterwards");
+  if (sums) p.sums = (*sums)->use(call, p.rows, p.columns, p.dtype);
   if (!added.is_none()) {
-    SPECDEC_REQUIRE(p.out != p.x, "out is x: with added, x holds the sum afterwards");
     addend = matrix(call, added, "added", "[rows, columns]", p.rows, p.columns, &dtype, false);
     p.added = addend->data;
     p.added_row_stride = addend->strides[0];
   }
   if (!added_weight.is_none()) {
-    SPECDEC_REQUIRE(!added.is_none(), "added_weight is given: it needs added");
+    SPECDEC_REQUIRE(adds, "added_weight is given: it needs added or sums");
     addend_factor = weights(call, added_weight, "added_weight", rows.view());
     p.added_weight = addend_factor->data;
   }
@@ -141,10 +145,20 @@ BorrowedTensor packed_weight(OpCall& call, py::handle tensor, const std::string&
   return borrowed;
 }
 
-void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bool constant_weight,
-            py::object backend, std::uint64_t stream, py::object workspace,
-            const std::optional<std::string>& format, std::int64_t columns,
-            std::int64_t cut_columns) {
+TensorView flat_view(TensorView like, const void* data, std::int64_t count, DType dtype) {
+  like.data = const_cast<void*>(data);
+  like.dtype = dtype;
+  like.ndim = 1;
+  like.shape[0] = count;
+  like.strides[0] = 1;
+  return like;
+}
+
+// Returns what a call with leave_sums has left, if it has.
+std::optional<LeftSums> linear(py::handle x, py::handle weight, py::handle out, py::handle bias,
+                               bool constant_weight, py::object backend, std::uint64_t stream,
+                               py::object workspace, const std::optional<std::string>& format,
+                               std::int64_t columns, std::int64_t cut_columns, bool leave_sums) {
   const CallOptions where{std::move(backend), stream, std::move(workspace), py::none()};
   OpCall call("linear", where);
   const BorrowedTensor rows = matrix(call, x, "x", "[R, K]", kAny, kAny, nullptr, false);
@@ -186,7 +200,7 @@ void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bo
     check_contiguous(addend.view(), "bias");
     p.bias = addend->data;
   }
-  if (p.rows == 0) return;
+  if (p.rows == 0) return std::nullopt;
   SPECDEC_REQUIRE(result->data != rows->data && result->data != factor->data, "out begins where ",
                   result->data == rows->data ? "x" : "weight",
                   " does: it is written while that is read");
@@ -194,7 +208,19 @@ void linear(py::handle x, py::handle weight, py::handle out, py::handle bias, bo
   const ScratchBytes scratch =
       ask == nullptr ? ScratchBytes{} : ask(p.rows, p.columns, p.depth, p.dtype, p.format);
   p.exec = call.context(0, scratch.needed, scratch.wanted);
+  LeftSums left{{}, p.rows, p.columns, dtype, &call.backend(), {}, {}};
+  if (leave_sums) p.left = &left.sums;
   call.run(&Backend::linear, p);
+  const LinearSums& sums = left.sums;
+  if (sums.units == nullptr) return std::nullopt;
+  const std::int64_t floats = (sums.num_units - 1) * sums.unit_stride + p.rows * sums.row_stride;
+  left.memory.push_back(flat_view(result.view(), sums.units, floats, DType::kF32));
+  if (sums.row_scales != nullptr) {
+    left.memory.push_back(flat_view(result.view(), sums.row_scales, p.rows, DType::kF32));
+  }
+  if (sums.bias != nullptr) left.memory.push_back(addend.view());
+  left.keep = {where.workspace, py::reinterpret_borrow<py::object>(bias)};
+  return left;
 }
 
 std::int64_t linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::int32_t depth,
@@ -322,15 +348,21 @@ void gated_activation(py::handle x, py::handle out, const std::string& activatio
 }  // namespace
 
 void register_rows(py::module_& m) {
+  py::class_<LeftSums>(
+      m, "LinearSums",
+      "A product that ``linear`` left in pieces in its workspace, to be read before "
+      "the workspace is used again.")
+      .def_property_readonly(
+          "shape", [](const LeftSums& left) { return py::make_tuple(left.rows, left.columns); });
   m.def("rms_norm", &rms_norm, py::arg("x"), py::arg("weight"), py::kw_only(), py::arg("out"),
-        py::arg("added") = py::none(), py::arg("added_weight") = py::none(), py::arg("eps") = 1e-6,
-        py::arg("norm_plus_one") = false, py::arg("backend") = py::none(), py::arg("stream") = 0,
-        "See specdec_ext.ops.rms_norm.");
+        py::arg("added") = py::none(), py::arg("added_weight") = py::none(),
+        py::arg("sums") = py::none(), py::arg("eps") = 1e-6, py::arg("norm_plus_one") = false,
+        py::arg("backend") = py::none(), py::arg("stream") = 0, "See specdec_ext.ops.rms_norm.");
   m.def("linear", &linear, py::arg("x"), py::arg("weight"), py::kw_only(), py::arg("out"),
         py::arg("bias") = py::none(), py::arg("constant_weight") = false,
         py::arg("backend") = py::none(), py::arg("stream") = 0, py::arg("workspace") = py::none(),
         py::arg("format") = py::none(), py::arg("columns") = 0, py::arg("cut_columns") = 0,
-        "See specdec_ext.ops.linear.");
+        py::arg("leave_sums") = false, "See specdec_ext.ops.linear.");
   m.def("linear_scratch_bytes", &linear_scratch_bytes, py::arg("rows"), py::arg("columns"),
         py::arg("depth"), py::arg("dtype"), py::arg("backend"), py::arg("format") = py::none(),
         "See specdec_ext.ops.linear_scratch_bytes.");

@@ -3,7 +3,8 @@
 // Grid      (rows): a block owns a row. As many threads as the row has vectors of 8, up to 1024; a
 //           thread keeps its first kKept vectors in registers between the sum and the product, and
 //           reads what goes beyond (rows of more than 16384 columns) again.
-// Bytes     rows * columns * size * (x once or twice, added, out) + weights, each once per block.
+// Bytes     rows * columns * size * (x once or twice, added, out) + weights, each once per block. A
+//           product in pieces (`sums`) is read in place of `added`: units * rows * columns * 4.
 // Limit     few rows: launch, one load, two barriers, in turn. Many rows: the bytes.
 // The sum's order follows from the number of columns alone.
 #include "decoder/decoder.h"
@@ -63,8 +64,12 @@ __global__ void __launch_bounds__(kMaxThreads)
   const std::int64_t row = blockIdx.x;
   T* x = static_cast<T*>(p.x) + row * p.x_row_stride;
   T* out = static_cast<T*>(p.out) + row * p.out_row_stride;
-  const T* added =
-      p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + row * p.added_row_stride;
+  const bool adds = p.added != nullptr || p.sums.units != nullptr;
+  const auto load_added = [&](int at, RowVector& a) {
+    if (p.sums.units != nullptr) return load_sums<T>(p.sums, row, at, a);
+    load_vector(static_cast<const T*>(p.added) + row * p.added_row_stride, at, p.columns, aligned,
+                a);
+  };
   const T* added_weight = static_cast<const T*>(p.added_weight);
   const T* weight = static_cast<const T*>(p.weight);
   const int step = static_cast<int>(blockDim.x) * kLaneElements;
@@ -75,7 +80,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     float sum = 0.0f;
     for (int at = first; at < p.columns; at += step) {
       RowVector a;
-      load_vector(added, at, p.columns, aligned, a);
+      load_added(at, a);
       sum += squares(a);
     }
     added_inverse = inverse_root(block_sum(sum, sums + kMaxWarps), p);
@@ -84,9 +89,9 @@ __global__ void __launch_bounds__(kMaxThreads)
   // A vector of the row that is normalised; stored, if it is new.
   const auto take = [&](int at, RowVector& v) {
     load_vector(x, at, p.columns, aligned, v);
-    if (added == nullptr) return;
+    if (!adds) return;
     RowVector a;
-    load_vector(added, at, p.columns, aligned, a);
+    load_added(at, a);
     if (added_weight != nullptr) scale(p, added_weight, at, aligned, added_inverse, a);
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) v[i] = rounded<T>(v[i] + a[i]);

@@ -6,6 +6,7 @@
 
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"
+#include "linear/sums.cuh"
 
 namespace specdec::cuda {
 
@@ -27,14 +28,6 @@ __device__ __forceinline__ void store_vector(const RowVector& x, T* row, int at,
   for (int i = 0; i < kLaneElements; ++i) {
     if (at + i < columns) narrow(x[i], row[at + i]);
   }
-}
-
-// As a store to T and a load would leave it.
-template <class T>
-__device__ __forceinline__ float rounded(float x) {
-  T stored;
-  narrow(x, stored);
-  return widen(stored);
 }
 
 // Calls launch.template operator()<T>() with the device's type of a dtype.

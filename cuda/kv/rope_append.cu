@@ -7,7 +7,8 @@
 // Exchange  the partner of element i is i +- rotary_dim/2 or i +- 1: the team leaves its head in
 //           shared memory, 8 x 32 floats a warp, element e of the team at [e % 8][lane of e], which
 //           is free of bank conflicts for writing and reading.
-// Bytes     R * (2 H + G) * K * size + R * G * K * (size + 2 stored) + tables, each once.
+// Bytes     R * (2 H + G) * K * size + R * G * K * (size + 2 stored) + tables, each once. From a
+//           product in pieces: units * 4 in place of the first size.
 // Limit     few rows: launch, then position and table row, or cu_rows, length and page, in turn.
 //           Many rows: the bytes, with the issue of about 200 instructions per 8 elements and lane
 //           close behind.
@@ -16,6 +17,7 @@
 #include "kv/elements.cuh"
 #include "kv/kv.h"
 #include "kv/storage.cuh"
+#include "linear/sums.cuh"
 #include "step/step_rows.cuh"
 
 namespace specdec::cuda {
@@ -107,6 +109,11 @@ __global__ void __launch_bounds__(kRopeThreads)
   // A lane's elements of a head, in front of all rotations.
   const auto load_head = [&](int head, float (&x)[kLaneElements]) {
     if (!owns || head >= heads) return;
+    if (p.sums.units != nullptr) {
+      const int column = head * p.cache.head_dim + at;
+      if (p.dtype == DType::kBF16) return load_sums<__nv_bfloat16>(p.sums, row, column, x);
+      return load_sums<__half>(p.sums, row, column, x);
+    }
     const auto [is_q, is_k, own] = head_of(p, head);
     const void* from = is_q ? p.q : (is_k ? p.k : p.v);
     const std::int64_t stride = is_q ? p.q_row_stride : (is_k ? p.k_row_stride : p.v_row_stride);

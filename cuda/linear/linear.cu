@@ -11,6 +11,7 @@
 #include "linear/matrix.h"
 #include "linear/packed_formats.h"
 #include "linear/plain.cuh"
+#include "linear/sums.cuh"
 
 namespace specdec::cuda {
 namespace {
@@ -22,28 +23,15 @@ constexpr int kFoldThreads = 128;
 // Limit     launch and one round of loads.
 template <class T>
 __global__ void __launch_bounds__(kFoldThreads)
-    fold_linear_kernel(const LinearLaunch launch, const std::int32_t units,
-                       const std::int32_t units_per_group) {
+    fold_linear_kernel(const LinearLaunch launch, const LinearSums sums) {
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   const auto column =
       static_cast<std::int32_t>(blockIdx.x * kFoldThreads + threadIdx.x) * kLaneElements;
   const auto row = static_cast<std::int32_t>(blockIdx.y);
   if (column >= launch.call.columns) return;
-  const float* from = launch.partial + row * launch.pitch + column;
   float total[kLaneElements];
-  for (std::int32_t first = 0; first < units; first += units_per_group) {
-    float group[kLaneElements];
-    load_floats(from + first * launch.unit_stride, true, group);
-    for (std::int32_t u = first + 1; u < first + units_per_group; ++u) {
-      float part[kLaneElements];
-      load_floats(from + u * launch.unit_stride, true, part);
-#pragma unroll
-      for (int i = 0; i < kLaneElements; ++i) group[i] += part[i];
-    }
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) total[i] = first == 0 ? group[i] : total[i] + group[i];
-  }
+  add_units(sums, row, column, total);
   LinearLaunch result = launch;
   result.partial = nullptr;
   store_sums<T>(result, 0, row, column, total);
@@ -56,15 +44,22 @@ bool serves_matrix(const LinearParams& p) {
          aligned_for_lanes(p.weight, p.dtype, p.weight_row_stride);
 }
 
-// Adds the units' sums, `units_per_group` of them to a group and the groups to an element.
+// Adds the units' sums, `units_per_group` of them to a group and the groups to an element; or
+// leaves that to whoever reads them.
 void launch_fold(const LinearLaunch& launch, std::int32_t units, std::int32_t units_per_group) {
+  const LinearSums sums{launch.partial,  launch.unit_stride,     launch.pitch,    units,
+                        units_per_group, launch.call.row_scales, launch.call.bias};
+  if (launch.call.left != nullptr) {
+    *launch.call.left = sums;
+    return;
+  }
   const int vectors = (launch.call.columns - 1) / kLaneElements + 1;
   const dim3 grid(static_cast<unsigned>((vectors - 1) / kFoldThreads + 1),
                   static_cast<unsigned>(launch.call.rows));
   const auto fold = launch.call.dtype == DType::kBF16 ? fold_linear_kernel<__nv_bfloat16>
                                                       : fold_linear_kernel<__half>;
   gpu::launch(fold, grid, dim3(kFoldThreads), 0, launch.call.exec.stream,
-              gpu::LaunchOptions{.dependent = true}, launch, units, units_per_group);
+              gpu::LaunchOptions{.dependent = true}, launch, sums);
 }
 
 void launch_matrix(const LinearLaunch& launch, const LinearPlan& plan) {
@@ -97,6 +92,7 @@ void for_each_launch(const LinearParams& p, std::int32_t launch_rows, std::int64
     launch.call.x = static_cast<const char*>(p.x) + first * p.x_row_stride * x_bytes;
     launch.call.out = static_cast<char*>(p.out) + first * p.out_row_stride * out_bytes;
     if (p.row_scales != nullptr) launch.call.row_scales = p.row_scales + first;
+    if (launch.call.rows < p.rows || p.columns % kLaneElements != 0) launch.call.left = nullptr;
     launch.partial = row_bytes > 0 ? static_cast<float*>(p.exec.workspace) : nullptr;
     launch.pitch = pitch;
     launch.unit_stride = launch_rows * pitch;
@@ -175,6 +171,7 @@ void linear_of_e4m3_rows(const LinearParams& p, const DeviceLimits& limits) {
     part.rows = rows;
     part.x = static_cast<const char*>(p.x) + first * p.x_row_stride * 2;
     part.out = static_cast<char*>(p.out) + first * p.out_row_stride * 2;
+    if (rows < p.rows) part.left = nullptr;
     E4m3Rows to{p.exec.workspace, nullptr,
                 tile != nullptr ? E4m3Order::kOfProducts : E4m3Order::kElements};
     const std::int64_t numbers = aligned_scratch(rows * to.row_bytes(p.depth));
@@ -214,6 +211,7 @@ ScratchBytes linear_scratch_bytes(std::int32_t rows, std::int32_t columns, std::
 }
 
 void linear(const LinearParams& p, const DeviceLimits& limits) {
+  if (p.left != nullptr) *p.left = {};
   if (p.rows == 0) return;
   if (p.format == WeightFormat::kF8_A8) return linear_of_e4m3_rows(p, limits);
   if (p.format != WeightFormat::kElements) {

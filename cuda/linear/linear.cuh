@@ -144,14 +144,14 @@ __device__ __forceinline__ void sync_ring() {
 // A warp's sums: fragment [m, n] is columns 16 m .. by rows 8 n .. of its tile; of its element c
 // lane l has column l / 4 + 8 (c / 2) and row 2 (l % 4) + c % 2.
 template <class Config>
-struct LinearSums {
+struct WarpSums {
   float at[Config::kColumnFragments][Config::kRowFragments][4];
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) (&at[0][0][0])[i] = 0.0f;
   }
-  __device__ __forceinline__ void add(const LinearSums& other) {
+  __device__ __forceinline__ void add(const WarpSums& other) {
 #pragma unroll
     for (int i = 0; i < Config::kSums; ++i) (&at[0][0][0])[i] += (&other.at[0][0][0])[i];
   }
@@ -166,7 +166,7 @@ struct LinearSums {
 // sums += the products of one stage, k ascending.
 template <class Config>
 __device__ __forceinline__ void multiply_stage(const unsigned char* stage, int column, int row,
-                                               LinearSums<Config>& sums) {
+                                               WarpSums<Config>& sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   typename Config::Weights::template Operand<Config> weights(stage, column, lane);
   const unsigned char* rows = stage + Config::kWeightBytes;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void store_tile(const LinearLaunch& launch,
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     linear_kernel(const LinearLaunch launch) {
-  using Sums = LinearSums<Config>;
+  using Sums = WarpSums<Config>;
   unsigned char* smem = gpu::dynamic_shared<unsigned char>();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const LinearBlock<Config> block(launch);

@@ -6,6 +6,7 @@
 #include "backend/linear_op.h"
 #include "gpu/gpu.cuh"
 #include "kv/elements.cuh"
+#include "linear/sums.cuh"
 
 namespace specdec::cuda {
 
@@ -17,7 +18,7 @@ struct LinearLaunch {
   float* partial;            // [units, rows, pitch]; null: one unit, which writes out
   std::int64_t pitch;        // of partial, floats
   std::int64_t unit_stride;  // of partial, floats
-  bool aligned_out;          // may 8 columns of out be stored, and of bias be read, at once?
+  bool aligned_out;          // may 8 columns of out be stored at once?
 };
 
 // 8 columns of a row, from its sums: with the bias into out, or as they are into `partial`.
@@ -31,23 +32,9 @@ __device__ __forceinline__ void store_sums(const LinearLaunch& launch, std::int3
     store_floats(sums, to, true);
     return;
   }
-  if (call.row_scales != nullptr) {
-    const float scale = call.row_scales[row];
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) sums[i] *= scale;
-  }
-  const T* bias = static_cast<const T*>(call.bias);
+  complete_sums<T>(call.row_scales, call.bias, row, column, call.columns, sums);
   T* out = static_cast<T*>(call.out) + row * call.out_row_stride + column;
   const bool whole = launch.aligned_out && column + kLaneElements <= call.columns;
-  if (bias != nullptr) {
-    float b[kLaneElements];
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) {
-      b[i] = column + i < call.columns ? widen(bias[column + i]) : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) sums[i] += b[i];
-  }
   if (whole) return store_floats(sums, out, true);
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) {

@@ -26,6 +26,7 @@ __all__: list[str] = [
     "Eagle3Head",
     "Executor",
     "LazyZeros",
+    "LinearSums",
     "LlamaDecoder",
     "MedusaDrafter",
     "MedusaHeads",
@@ -248,6 +249,13 @@ class DeviceLimits:
         """
         shared memory that one block can have
         """
+
+class LinearSums:
+    """
+    A product that ``linear`` left in pieces in its workspace, to be read before the workspace is used again.
+    """
+    @property
+    def shape(self) -> tuple[int, int]: ...
 
 class PackedLinear:
     """
@@ -2122,7 +2130,8 @@ def linear(
     format: str | None = None,
     columns: typing.SupportsInt | typing.SupportsIndex = 0,
     cut_columns: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> None:
+    leave_sums: bool = False,
+) -> LinearSums | None:
     """
     See specdec_ext.ops.linear.
     """
@@ -2358,6 +2367,7 @@ def rms_norm(
     out: typing.Any,
     added: typing.Any = None,
     added_weight: typing.Any = None,
+    sums: LinearSums | None = None,
     eps: typing.SupportsFloat | typing.SupportsIndex = 1e-06,
     norm_plus_one: bool = False,
     backend: typing.Any = None,
@@ -2390,6 +2400,7 @@ def rope_append_kv(
     v_scale: typing.Any = None,
     max_rows: typing.Any = None,
     max_kv_len: typing.Any = None,
+    sums: LinearSums | None = None,
     backend: typing.Any = None,
     stream: typing.SupportsInt | typing.SupportsIndex = 0,
     status: typing.Any = None,

@@ -104,7 +104,8 @@ def test_every_operation_is_registered_with_all_its_arguments() -> None:
     for name in CALLS:
         schema = getattr(torch.ops.specdec_ext, name).default._schema
         parameters = inspect.signature(getattr(ops, name)).parameters
-        assert [argument.name for argument in schema.arguments] == list(parameters)
+        tensors = [name for name in parameters if name != "sums"]
+        assert [argument.name for argument in schema.arguments] == tensors
 
 
 def test_a_compiled_function_holds_the_operator() -> None:

@@ -383,14 +383,19 @@ def test_what_joining_kernels_would_save() -> None:
     """Launches and bytes: of a call in fast mode the states, of a step a launch for each layer."""
     device = Device()
     found = {(f.what, f.where): f for f in model_fusions.fusions(device)}
-    assert len(found) == 9
+    assert len(found) == 11
     main = [f for (what, _), f in found.items() if what.startswith("main")]
     few, many, of_short_texts = main
     assert many.saved_us == pytest.approx(4 * few.saved_us), "states of four times the requests"
     assert of_short_texts.saved_us == pytest.approx(many.saved_us), "as many states"
     assert of_short_texts.of_us < many.of_us / 4
-    assert {f.worth_it for f in main} == {"built"}
+    sums = [f for (what, _), f in found.items() if what == model_fusions.SUMS]
+    assert {f.worth_it for f in [*main, *sums]} == {"built"}
+    for f in sums:
+        assert 3 * 32 * device.launch_us < f.saved_us < 0.03 * f.of_us
     for (what, where), f in found.items():
+        if f in sums:
+            continue
         assert 0.0 < f.saved_us < (0.05 if f is of_short_texts else 0.01) * f.of_us
         if what.startswith("append"):
             assert f.saved_us > 32 * device.launch_us

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from .device_weights import DeviceLayer, DeviceWeights
 from .kv_storage import KvStorage, LayerPool
 from .native_config import NativeShape
 from .place import Place
+
+if TYPE_CHECKING:
+    from .._core import LinearSums
 
 __all__ = ["EXACT_DRAFT_DEPTH", "DeviceDecoder"]
 
@@ -229,9 +232,11 @@ class DeviceDecoder:
                 attended, count = self._needed_attended, needed
                 normed = self._normed[:count]
             following = self.weights.final_norm if last else layers[index + 1].input_norm
-            added = self._project(attended[:count], "heads", layer.o, layer.o_bias)
+            added = self._project(
+                attended[:count], "heads", layer.o, layer.o_bias, layer.attention_out_norm
+            )
             self._norm(stream, layer.ffn_norm, normed, added, layer.attention_out_norm)
-            self._feed_forward(layer, count)
+            added = self._feed_forward(layer, count)
             self._norm(stream, following, normed, added, layer.ffn_out_norm)
         self._tap(shape.num_layers, stream)
         if taps_all and step.logit_rows is not None:
@@ -300,12 +305,21 @@ class DeviceDecoder:
         return 0 if self.ranks is None else columns
 
     def _project(
-        self, own: torch.Tensor, share: str, weight: Matrix, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+        self,
+        own: torch.Tensor,
+        share: str,
+        weight: Matrix,
+        bias: torch.Tensor | None,
+        out_norm: torch.Tensor | None,
+    ) -> torch.Tensor | LinearSums:
         """What a block adds to the stream [n, hidden], from what is computed here of its input:
-        attention's output, or the gated activation (share: "heads", "ffn"). A buffer."""
+        attention's output, or the gated activation (share: "heads", "ffn"). A buffer, or sums that
+        the norm adds up: not if it has to look at them twice, for a norm of their own."""
         count, ranks = len(own), self.ranks
         out = self._added[:count]
+        if ranks is None and out_norm is None:
+            left = self._product.sums(own, weight, bias, out)
+            return out if left is None else left
         if ranks is None:
             return self._product(own, weight, bias, out)
         if ranks.sums:
@@ -323,7 +337,11 @@ class DeviceDecoder:
         shape, count = self.shape, step.num_rows
         normed, qkv = self._normed[:count], self._qkv[:count]
         rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-        self._product(normed, layer.qkv, layer.qkv_bias, qkv, self._cut(rows))
+        sums = None
+        if self.ranks is None:
+            sums = self._product.sums(normed, layer.qkv, layer.qkv_bias, qkv)
+        else:
+            self._product(normed, layer.qkv, layer.qkv_bias, qkv, self._cut(rows))
         q_end, k_end, v_end = self._split
         q = qkv[:, :q_end].view(count, self._heads, shape.head_dim)
         k = qkv[:, q_end:k_end].view(count, self._kv_heads, shape.head_dim)
@@ -356,6 +374,7 @@ class DeviceDecoder:
             k_norm=layer.k_norm,
             norm_eps=shape.rms_norm_eps,
             norm_plus_one=shape.norm_offset == 1.0,
+            sums=sums,
             **where,
         )
         window = shape.sliding_window[index]
@@ -378,8 +397,8 @@ class DeviceDecoder:
         )
         planned.add(window)
 
-    def _feed_forward(self, layer: DeviceLayer, count: int) -> None:
-        """What the block adds, from the normed rows, into its buffer."""
+    def _feed_forward(self, layer: DeviceLayer, count: int) -> torch.Tensor | LinearSums:
+        """What the block adds, from the normed rows, as _project gives it."""
         both, gated = self._gate_up[:count], self._gated[:count]
         if self.ranks is not None and not self.ranks.sums:
             gated = self.ranks.own(self.ranks.ffn, count)  # from where it is sent
@@ -391,23 +410,26 @@ class DeviceDecoder:
             activation=self.shape.activation,
             backend=self.place.backend,
         )
-        self._project(gated, "ffn", layer.down, layer.down_bias)
+        return self._project(gated, "ffn", layer.down, layer.down_bias, layer.ffn_out_norm)
 
     def _norm(
         self,
         stream: torch.Tensor,
         weight: torch.Tensor,
         out: torch.Tensor,
-        added: torch.Tensor | None = None,
+        added: torch.Tensor | LinearSums | None = None,
         added_weight: torch.Tensor | None = None,
     ) -> None:
         """stream += added, normed first where the model does that; out = norm(stream)."""
+        whole = added if isinstance(added, torch.Tensor) else None
+        sums = None if isinstance(added, torch.Tensor) else added
         ops.rms_norm(
             stream,
             weight,
             out=out,
-            added=added,
+            added=whole,
             added_weight=added_weight,
+            sums=sums,
             eps=self.shape.rms_norm_eps,
             norm_plus_one=self.shape.norm_offset == 1.0,
             backend=self.place.backend,

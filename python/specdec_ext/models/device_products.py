@@ -9,6 +9,7 @@ weights with fewer rows than a prompt's chunk has.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from .. import ops
 from .device_blocks import Matrix, Rows, StackedWeight, parts_of
 from .device_unpacked import UnpackedProducts
 from .place import Place
+
+if TYPE_CHECKING:
+    from .._core import LinearSums
 
 __all__ = ["Products"]
 
@@ -105,3 +109,26 @@ class Products:
         if bias is None:
             return torch.mm(x, weight.t(), out=out)
         return torch.addmm(bias, x, weight.t(), out=out)
+
+    def sums(
+        self, x: torch.Tensor, weight: Rows, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> LinearSums | None:
+        """The product for a kernel that adds up itself: what is left in pieces until the next
+        product, or None if out holds the result."""
+        by_torch = (
+            self._unpacked is not None
+            and isinstance(weight, ops.PackedWeight)
+            and self._unpacked.serves(x, weight)
+        )
+        if isinstance(weight, StackedWeight) or by_torch or not self._is_ours(weight):
+            self(x, weight, bias, out)
+            return None
+        return ops.linear_sums(
+            x,
+            weight,
+            out=out,
+            bias=bias,
+            constant_weight=True,
+            backend=self._backend,
+            workspace=self._scratch,
+        )

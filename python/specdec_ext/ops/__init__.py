@@ -44,6 +44,7 @@ from specdec_ext.ops.rows import (
     gated_activation,
     linear,
     linear_scratch_bytes,
+    linear_sums,
     rms_norm,
     unpack_weight,
 )
@@ -105,6 +106,7 @@ __all__ = [
     "keep_hidden",
     "linear",
     "linear_scratch_bytes",
+    "linear_sums",
     "load_backend",
     "make_accept_results",
     "make_growths",

@@ -10,6 +10,8 @@ from specdec_ext.ops._where import MAX_STEP_TOKENS, name_of, stream_of, widened
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from specdec_ext._core import LinearSums
+
 
 def append_kv(
     k: Tensor,
@@ -80,6 +82,7 @@ def rope_append_kv(
     v_scale: Tensor | None = None,
     max_rows: int | None = None,
     max_kv_len: int | None = None,
+    sums: LinearSums | None = None,
     backend: str | None = None,
     status: Tensor | None = None,
 ) -> Tensor:
@@ -93,6 +96,8 @@ def rope_append_kv(
     Rotation (a, b) -> (a cos - b sin, b cos + a sin) for the pairs (i, i + rotary_dim / 2), or
              (2i, 2i + 1) if ``interleaved``; elements from rotary_dim on stay as they are.
     Norm     before the rotation: x / sqrt(mean(x^2) + norm_eps) * w; w + 1 with norm_plus_one.
+    Sums     of a projection [R, (H + 2G) K], what ``linear_sums`` has left: its columns are read in
+             place of q, k and v, and have the bits that those would have.
     Writes   q_out [R, H, K], which may be q itself; k_pages, v_pages. It computes in float32 and
              rounds once.
     Returns  q_out.
@@ -120,6 +125,7 @@ def rope_append_kv(
         v_scale=v_scale,
         max_rows=max_rows,
         max_kv_len=max_kv_len,
+        sums=sums,
         backend=backend,
         stream=stream_of(k_pages),
         status=status,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from specdec_ext._core import LinearSums
+
 
 def rms_norm(
     x: Tensor,
@@ -22,6 +24,7 @@ def rms_norm(
     out: Tensor,
     added: Tensor | None = None,
     added_weight: Tensor | None = None,
+    sums: LinearSums | None = None,
     eps: float = 1e-6,
     norm_plus_one: bool = False,
     backend: str | None = None,
@@ -33,7 +36,7 @@ def rms_norm(
     Writes   x += added first, if added is given. Then out = x / sqrt(mean(x^2) + eps) * w, with w =
              weight, or 1 + weight with norm_plus_one (Gemma). With added_weight, ``added`` goes
              through a norm of its own before it is added (sandwich norms). Without added, out may
-             be x.
+             be x. sums: what ``linear_sums`` has left, in place of added and with its bits.
     Returns  out.
     Rounding as in transformers: sums are float32, the new x is rounded before it is normalised, and
              the quotient is rounded before it is multiplied by the weight, except with
@@ -46,6 +49,7 @@ def rms_norm(
         out=out,
         added=added,
         added_weight=added_weight,
+        sums=sums,
         eps=eps,
         norm_plus_one=norm_plus_one,
         backend=backend,
@@ -104,14 +108,9 @@ def linear(
     scratch: Any = workspace
     if scratch is None:
         scratch = partial(workspace_for, name_of(backend, x), x)
-    packed: dict[str, Any] = {}
-    if isinstance(weight, PackedWeight):
-        _check_depth(x, weight)
-        packed = {"format": weight.format, "columns": weight.shape[0]}
-        weight = weight.data
     _core.linear(
         x,
-        weight,
+        **_weight_arguments(x, weight),
         out=out,
         bias=bias,
         constant_weight=constant_weight,
@@ -119,9 +118,49 @@ def linear(
         backend=backend,
         stream=stream_of(x),
         workspace=scratch,
-        **packed,
     )
     return out
+
+
+def linear_sums(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    *,
+    out: Tensor,
+    workspace: Tensor | Callable[[int], Tensor],
+    bias: Tensor | None = None,
+    constant_weight: bool = False,
+    backend: str | None = None,
+) -> LinearSums | None:
+    """``linear``, but where the sums are cut over blocks of a device they may stay in pieces.
+
+    Then ``rms_norm`` and ``rope_append_kv`` add them up as they read them: one kernel and one round
+    through memory less.
+
+    Shapes   as in ``linear``; workspace: where the pieces are left, until its next use.
+    Writes   out if it returns None; else nothing that may be read but by the result's readers.
+    Returns  what was left, or None: no sum is cut, N is no multiple of 8, or the workspace does not
+             hold the sums of all rows at once.
+    Raises   ValueError or TypeError naming the argument, what it is and what it has to be.
+    """
+    return _core.linear(
+        x,
+        **_weight_arguments(x, weight),
+        out=out,
+        bias=bias,
+        constant_weight=constant_weight,
+        backend=backend,
+        stream=stream_of(x),
+        workspace=workspace,
+        leave_sums=True,
+    )
+
+
+def _weight_arguments(x: Tensor, weight: Tensor | PackedWeight) -> dict[str, Any]:
+    if not isinstance(weight, PackedWeight):
+        return {"weight": weight}
+    _check_depth(x, weight)
+    return {"weight": weight.data, "format": weight.format, "columns": weight.shape[0]}
 
 
 def unpack_weight(

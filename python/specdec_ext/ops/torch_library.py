@@ -1,8 +1,8 @@
 """The operations as torch operators, so that torch.compile and torch.export can hold them.
 
 Opt-in: nothing is registered until ``register_torch_library()`` is called. The operators are in
-``torch.ops.specdec_ext``, take the arguments of the functions of the same name, fill their outputs
-and return nothing.
+``torch.ops.specdec_ext``, take the arguments of the functions of the same name, except `sums`,
+which are no tensor, fill their outputs and return nothing.
 """
 
 from __future__ import annotations

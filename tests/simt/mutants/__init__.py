@@ -27,6 +27,7 @@ from mutants import (
     sinks,
     slots,
     step,
+    sums,
     synthetic,
     unpack,
 )
@@ -50,6 +51,7 @@ PARTS = (
     lists,
     packed,
     e4m3,
+    sums,
     plan,
     ampere,
     finish,

@@ -7,7 +7,7 @@ from mutants.model import Mutant
 PRODUCT = "cuda/linear/hopper_e4m3.cuh"
 ROWS = "cuda/linear/e4m3_rows.cu"
 RULE = "cpp/algo/e4m3_row.h"
-LAUNCH = "cuda/linear/linear_launch.cuh"
+SUMS = "cuda/linear/sums.cuh"
 LINEAR = "cuda/linear/linear.cu"
 STREAM = "cuda/linear/hopper_linear.cuh"
 PACKED = "cuda/linear/hopper_packed.cuh"
@@ -164,16 +164,16 @@ MUTANTS = [
     Mutant(
         "e4m3-23",
         "the rows' scales are left out",
-        LAUNCH,
-        "  if (call.row_scales != nullptr) {",
-        "  if (false) {",
+        SUMS,
+        "if (row_scales != nullptr) {",
+        "if (false) {",
     ),
     Mutant(
         "e4m3-24",
         "every row has the first row's scale",
-        LAUNCH,
-        "call.row_scales[row]",
-        "call.row_scales[0]",
+        SUMS,
+        "row_scales[row]",
+        "row_scales[0]",
     ),
     Mutant(
         "e4m3-25",

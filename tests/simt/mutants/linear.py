@@ -11,6 +11,7 @@ HOST = "cuda/linear/linear.cu"
 PLAIN = "cuda/linear/plain.cuh"
 CUT = "cpp/backend/linear_op.h"
 LAUNCH = "cuda/linear/linear_launch.cuh"
+SUMS = "cuda/linear/sums.cuh"
 ELEMENTS = "cuda/linear/element_weights.cuh"
 
 MUTANTS = [
@@ -138,9 +139,9 @@ MUTANTS = [
     Mutant(
         "linear-18",
         "the bias of the tile's first columns for all",
-        LAUNCH,
-        "widen(bias[column + i])",
-        "widen(bias[column % 8 + i])",
+        SUMS,
+        "static_cast<const T*>(bias) + column;",
+        "static_cast<const T*>(bias) + column % 8;",
     ),
     Mutant(
         "linear-19",

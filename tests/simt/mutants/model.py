@@ -136,6 +136,7 @@ SUITES = {
         ("test_cuda_linear.py",),
         "emu and (bfloat16 or not float16)",
     ),
+    "sums": Suite(("linear/linear.cu", "decoder/rms", "kv/rope"), ("test_linear_sums.py",), "emu"),
     "plan": Suite(("attention/plan",), ATTENTION, f"{HARD} and ampere_f16_f16_k64_r16"),
     "ampere": Suite(
         (),
