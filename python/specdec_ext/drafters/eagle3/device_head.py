@@ -24,6 +24,7 @@ from .checkpoint import Eagle3Weights
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..._core import LinearSums
     from ...models.device_model import DeviceModel
     from ...models.device_step import DeviceStep
 
@@ -202,13 +203,13 @@ class DeviceHead:
         self._norm(feature, layer.feature_norm, right)
         stream = self._result[:count].copy_(right if shape.norm_before_residual else feature)
         self._attend(rows, page_table, max_kv_len)
-        self._product(self._attended[:count], layer.o, layer.o_bias, added)
-        self._norm(stream, layer.ffn_norm, normed, added)
+        sums = self._product.sums(self._attended[:count], layer.o, layer.o_bias, added)
+        self._norm(stream, layer.ffn_norm, normed, added, sums)
         both, gated = self._gate_up[:count], self._gated[:count]
         self._product(normed, layer.gate_up, None, both)
         ops.gated_activation(both, out=gated, activation="silu", backend=self._place.backend)
-        self._product(gated, layer.down, None, added)
-        self._norm(stream, layer.final_norm, normed, added)
+        sums = self._product.sums(gated, layer.down, None, added)
+        self._norm(stream, layer.final_norm, normed, added, sums)
         if logit_rows is not None:
             out = self._needed[: logit_rows.shape[0]]
             normed = torch.index_select(normed, 0, logit_rows, out=out)
@@ -248,7 +249,8 @@ class DeviceHead:
         requests = rows.kv_len.shape[0]
         assert self._pages is not None
         pages = self._pages[0][0], self._pages[1][0]
-        qkv = self._product(self._pair[:count], layer.qkv, layer.qkv_bias, self._qkv[:count])
+        qkv = self._qkv[:count]
+        sums = self._product.sums(self._pair[:count], layer.qkv, layer.qkv_bias, qkv)
         q_end, k_end, v_end = self._split
         q = qkv[:, :q_end].view(count, shape.num_heads, shape.head_dim)
         k = qkv[:, q_end:k_end].view(count, shape.num_kv_heads, shape.head_dim)
@@ -262,7 +264,7 @@ class DeviceHead:
         }
         ops.rope_append_kv(
             q, k, v, *pages, *geometry, rows.positions,
-            q_out=q, cos=self._cos, sin=self._sin, **where,
+            q_out=q, cos=self._cos, sin=self._sin, sums=sums, **where,
         )  # fmt: skip
         ops.spec_attention(
             q,
@@ -281,12 +283,17 @@ class DeviceHead:
         )
 
     def _norm(
-        self, stream: Tensor, weight: Tensor, out: Tensor, added: Tensor | None = None
+        self,
+        stream: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        added: Tensor | None = None,
+        sums: LinearSums | None = None,
     ) -> None:
-        """stream += added; out = norm(stream)."""
+        """stream += added, or these sums in its place; out = norm(stream)."""
         ops.rms_norm(
-            stream, weight, out=out, added=added, eps=self.shape.rms_norm_eps,
-            backend=self._place.backend,
+            stream, weight, out=out, added=added if sums is None else None, sums=sums,
+            eps=self.shape.rms_norm_eps, backend=self._place.backend,
         )  # fmt: skip
 
 
