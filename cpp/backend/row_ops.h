@@ -18,7 +18,7 @@ namespace specdec {
 struct RmsNormParams {
   void* x = nullptr;                   // [rows, columns]; written if something is added
   const void* added = nullptr;         // [rows, columns]; null: nothing
-  LinearSums sums;                     // in place of `added`: a product in pieces
+  LinearSums sums;                     // in place of `added` and its weight: a product in pieces
   const void* added_weight = nullptr;  // [columns]; null: `added` as it is
   const void* weight = nullptr;        // [columns]
   void* out = nullptr;                 // [rows, columns]; may be x if nothing is added

@@ -86,7 +86,7 @@ void rms_norm(py::handle x, py::handle weight, py::handle out, py::handle added,
     p.added_row_stride = addend->strides[0];
   }
   if (!added_weight.is_none()) {
-    SPECDEC_REQUIRE(adds, "added_weight is given: it needs added or sums");
+    SPECDEC_REQUIRE(!added.is_none(), "added_weight is given: it needs added");
     addend_factor = weights(call, added_weight, "added_weight", rows.view());
     p.added_weight = addend_factor->data;
   }

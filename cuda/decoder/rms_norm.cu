@@ -1,8 +1,9 @@
 // RMSNorm of rows, with the addition before it.
 //
 // Grid      (rows): a block owns a row. As many threads as the row has vectors of 8, up to 1024; a
-//           thread keeps its first kKept vectors in registers between the sum and the product, and
-//           reads what goes beyond (rows of more than 16384 columns) again.
+//           thread keeps its first two vectors, or of a product in pieces its first one, in
+//           registers between the sum and the product, and reads what goes beyond (rows of more
+//           than 16384 columns, or 8192) again.
 // Bytes     rows * columns * size * (x once or twice, added, out) + weights, each once per block. A
 //           product in pieces (`sums`) is read in place of `added`: units * rows * columns * 4.
 // Limit     few rows: launch, one load, two barriers, in turn. Many rows: the bytes.
@@ -16,7 +17,6 @@ namespace specdec::cuda {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kKept = 2;
 constexpr int kMaxWarps = kMaxThreads / 32;
 
 // The sum over the block's threads, in all of them. `shared` has a float for each warp and is not
@@ -55,32 +55,31 @@ __device__ __forceinline__ void scale(const RmsNormParams& p, const T* weight, i
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kMaxThreads)
+// kInFlight: `sums` in place of `added`, of which so many units are asked for at once; 0: `added`.
+template <class T, int kThreads, int kInFlight>
+__global__ void __launch_bounds__(kThreads, 1)  // left to itself it spills for another block
     rms_norm_kernel(const RmsNormParams p, const bool aligned) {
+  constexpr bool kInPieces = kInFlight > 0;
+  constexpr int kKept = kInPieces ? 1 : 2;
   gpu::grid_dependency_wait();
   gpu::launch_dependents();
   float* sums = gpu::dynamic_shared<float>();  // [2, kMaxWarps]
   const std::int64_t row = blockIdx.x;
   T* x = static_cast<T*>(p.x) + row * p.x_row_stride;
   T* out = static_cast<T*>(p.out) + row * p.out_row_stride;
-  const bool adds = p.added != nullptr || p.sums.units != nullptr;
-  const auto load_added = [&](int at, RowVector& a) {
-    if (p.sums.units != nullptr) return load_sums<T>(p.sums, row, at, a);
-    load_vector(static_cast<const T*>(p.added) + row * p.added_row_stride, at, p.columns, aligned,
-                a);
-  };
+  const T* added =
+      p.added == nullptr ? nullptr : static_cast<const T*>(p.added) + row * p.added_row_stride;
   const T* added_weight = static_cast<const T*>(p.added_weight);
   const T* weight = static_cast<const T*>(p.weight);
   const int step = static_cast<int>(blockDim.x) * kLaneElements;
   const int first = static_cast<int>(threadIdx.x) * kLaneElements;
 
   float added_inverse = 0.0f;
-  if (added_weight != nullptr) {
+  if (!kInPieces && added_weight != nullptr) {
     float sum = 0.0f;
     for (int at = first; at < p.columns; at += step) {
       RowVector a;
-      load_added(at, a);
+      load_vector(added, at, p.columns, aligned, a);
       sum += squares(a);
     }
     added_inverse = inverse_root(block_sum(sum, sums + kMaxWarps), p);
@@ -89,10 +88,14 @@ __global__ void __launch_bounds__(kMaxThreads)
   // A vector of the row that is normalised; stored, if it is new.
   const auto take = [&](int at, RowVector& v) {
     load_vector(x, at, p.columns, aligned, v);
-    if (!adds) return;
+    if (!kInPieces && added == nullptr) return;
     RowVector a;
-    load_added(at, a);
-    if (added_weight != nullptr) scale(p, added_weight, at, aligned, added_inverse, a);
+    if constexpr (kInPieces) {
+      load_sums<T, kInFlight>(p.sums, row, at, a);
+    } else {
+      load_vector(added, at, p.columns, aligned, a);
+      if (added_weight != nullptr) scale(p, added_weight, at, aligned, added_inverse, a);
+    }
 #pragma unroll
     for (int i = 0; i < kLaneElements; ++i) v[i] = rounded<T>(v[i] + a[i]);
     store_vector(v, x, at, p.columns, aligned);
@@ -149,9 +152,13 @@ void rms_norm(const RmsNormParams& p) {
   if (p.rows == 0) return;
   by_type(p.dtype, [&]<class T>() {
     const gpu::LaunchOptions options{.dependent = true};
-    gpu::launch(rms_norm_kernel<T>, dim3(static_cast<unsigned>(p.rows)),
-                dim3(static_cast<unsigned>(threads_for(p.columns))), 2 * kMaxWarps * sizeof(float),
-                p.exec.stream, options, p, is_aligned(p));
+    const int threads = threads_for(p.columns);
+    // Half as many threads have registers for all that is in flight.
+    const auto kernel = p.sums.units == nullptr      ? rms_norm_kernel<T, kMaxThreads, 0>
+                        : threads <= kMaxThreads / 2 ? rms_norm_kernel<T, kMaxThreads / 2, 4>
+                                                     : rms_norm_kernel<T, kMaxThreads, 1>;
+    gpu::launch(kernel, dim3(static_cast<unsigned>(p.rows)), dim3(static_cast<unsigned>(threads)),
+                2 * kMaxWarps * sizeof(float), p.exec.stream, options, p, is_aligned(p));
   });
 }
 

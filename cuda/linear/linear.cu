@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   const auto row = static_cast<std::int32_t>(blockIdx.y);
   if (column >= launch.call.columns) return;
   float total[kLaneElements];
-  add_units(sums, row, column, total);
+  add_units<4>(sums, row, column, total);
   LinearLaunch result = launch;
   result.partial = nullptr;
   store_sums<T>(result, 0, row, column, total);

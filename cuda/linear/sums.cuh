@@ -11,11 +11,13 @@
 namespace specdec::cuda {
 
 // 8 columns of a row: the sums of its units, group by group. Units of a group are a power of two.
+// kInFlight units are asked for at once.
+template <int kInFlight>
 __device__ __forceinline__ void add_units(const LinearSums& sums, std::int64_t row, int column,
                                           float (&total)[kLaneElements]) {
   const float* from = sums.units + row * sums.row_stride + column;
   float group[kLaneElements];
-#pragma unroll 4
+#pragma unroll kInFlight
   for (std::int32_t u = 0; u < sums.num_units; ++u) {
     float part[kLaneElements];
     load_floats(from + u * sums.unit_stride, true, part);
@@ -58,10 +60,10 @@ __device__ __forceinline__ float rounded(float x) {
 }
 
 // 8 columns of a row as a load from the product's result would give them.
-template <class T>
+template <class T, int kInFlight = 4>
 __device__ __forceinline__ void load_sums(const LinearSums& sums, std::int64_t row, int column,
                                           float (&x)[kLaneElements]) {
-  add_units(sums, row, column, x);
+  add_units<kInFlight>(sums, row, column, x);
   complete_sums<T>(sums.row_scales, sums.bias, row, column, column + kLaneElements, x);
 #pragma unroll
   for (int i = 0; i < kLaneElements; ++i) x[i] = rounded<T>(x[i]);

@@ -82,7 +82,7 @@ def test_a_norm_adds_them_up(target: Target, major: int, rows: int, depth: int, 
         gen = torch.Generator().manual_seed(depth)
         x = target.put(torch.randn(rows, 64, generator=gen).to(dtype))
         weight = target.put(torch.rand(64, generator=gen).to(dtype))
-        for how in ({}, {"added_weight": weight}, {"norm_plus_one": True}):
+        for how in ({}, {"norm_plus_one": True}):
             sums = one.left()
             assert sums.shape == (rows, 64)
             assert one.out.isnan().all(), "out was written"
@@ -187,6 +187,9 @@ def test_sums_that_do_not_belong_are_refused(target: Target) -> None:
         refused(ValueError, "sums is of bfloat16: the call is of float16", lambda: norm(dtype=F16))
         both = target.put(torch.zeros(3, 64, dtype=BF16))
         refused(ValueError, "added and sums are given: give one", lambda: norm(added=both))
+        refused(
+            ValueError, "added_weight is given: it needs added", lambda: norm(added_weight=both[0])
+        )
         if target.device == "cpu":
             refused(
                 ValueError,

@@ -36,7 +36,8 @@ def rms_norm(
     Writes   x += added first, if added is given. Then out = x / sqrt(mean(x^2) + eps) * w, with w =
              weight, or 1 + weight with norm_plus_one (Gemma). With added_weight, ``added`` goes
              through a norm of its own before it is added (sandwich norms). Without added, out may
-             be x. sums: what ``linear_sums`` has left, in place of added and with its bits.
+             be x. sums: what ``linear_sums`` has left, in place of added, without added_weight and
+             with the same bits.
     Returns  out.
     Rounding as in transformers: sums are float32, the new x is rounded before it is normalised, and
              the quotient is rounded before it is multiplied by the weight, except with
