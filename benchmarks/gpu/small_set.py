@@ -57,6 +57,7 @@ WARPGROUP = 128  # threads
 # Tests, with references of their own, of every kernel that no call here runs.
 ONCE = {
     "row_ops": "a_row_depends_on_itself_alone",
+    "linear_sums": "adds_them_up",
     "beam_ops": "beams_and_trees_equal_the_reference",
     "growth_ops": "the_most_valuable_nodes_stay_and_are_read",
     "proposed_drafts": "what_a_drafter_says_is_what_the_step_drafts",

@@ -245,8 +245,9 @@ def _engine_part(measure: Callable[[Target], dict[str, Any]], target: Target) ->
 EMULATED = "same_call_twice or alone_equals or head_dims or argmax_of_one"
 # What else has a CUDA device among its parameters: kernels, the decoder and the engine.
 KERNEL_TESTS = (
-    "accept_law", "beam_ops", "e4m3_linear", "growth_ops", "packed_linear", "proposed_drafts",
-    "row_ops", "slots", "slots_prompt", "slots_sampled", "unpack_weight", "unpacked_products",
+    "accept_law", "beam_ops", "e4m3_linear", "growth_ops", "linear_sums", "packed_linear",
+    "proposed_drafts", "row_ops", "slots", "slots_prompt", "slots_sampled", "unpack_weight",
+    "unpacked_products",
 )  # fmt: skip
 DEVICE_TESTS = (
     "tests/model/test_device_model.py",
@@ -254,6 +255,7 @@ DEVICE_TESTS = (
     "tests/model/test_scored_rows.py",
     "tests/engine/test_device_llm.py",
     "tests/engine/test_device_llm_drafters.py",
+    "tests/engine/test_device_sums.py",
     "tests/engine/test_attention_windows.py",
     "tests/engine/test_drafter_contracts.py",
     "tests/engine/test_draft_target.py",
