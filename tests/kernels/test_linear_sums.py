@@ -146,6 +146,11 @@ def test_sums_that_cancel(target: Target, major: int, rows: int, depth: int) -> 
         zeros = torch.zeros_like(added)
         got = normed(target, zeros, weight, sums=one.left())
         assert_same_bits(got[0].cpu(), (zeros + added).cpu())
+        # A row alone is cut into other units, and added up in the same order.
+        x = one.x
+        for row in (0, rows - 1):
+            one.x, one.out = x[row : row + 1].contiguous(), added[row : row + 1].clone()
+            assert_same_bits(one.whole().cpu(), added[row : row + 1].cpu())
 
 
 @checked
