@@ -56,8 +56,9 @@ __device__ __forceinline__ void scale(const RmsNormParams& p, const T* weight, i
 }
 
 // kInFlight: `sums` in place of `added`, of which so many units are asked for at once; 0: `added`.
+// A multiprocessor need hold one block alone: the compiler would spill to have room for another.
 template <class T, int kThreads, int kInFlight>
-__global__ void __launch_bounds__(kThreads, 1)  // left to itself it spills for another block
+__global__ void __launch_bounds__(kThreads, 1)
     rms_norm_kernel(const RmsNormParams p, const bool aligned) {
   constexpr bool kInPieces = kInFlight > 0;
   constexpr int kKept = kInPieces ? 1 : 2;
