@@ -67,6 +67,15 @@ class Products:
     def _is_ours(self, weight: Matrix) -> bool:
         return self._exact or isinstance(weight, ops.PackedWeight)
 
+    def _of_unpacked(self, x: torch.Tensor, weight: Rows) -> UnpackedProducts | None:
+        """What makes the product by torch, of the weight unpacked, where that is faster."""
+        serves = (
+            self._unpacked is not None
+            and isinstance(weight, ops.PackedWeight)
+            and self._unpacked.serves(x, weight)
+        )
+        return self._unpacked if serves else None
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -89,12 +98,9 @@ class Products:
                 self(x, part, None if bias is None else bias[own], out[:, own], cut_columns)
                 first = own.stop
             return out
-        if (
-            isinstance(weight, ops.PackedWeight)
-            and self._unpacked is not None
-            and self._unpacked.serves(x, weight)
-        ):
-            return self._unpacked(x, weight, bias, out)
+        unpacked = self._of_unpacked(x, weight)
+        if unpacked is not None and isinstance(weight, ops.PackedWeight):
+            return unpacked(x, weight, bias, out)
         if self._exact or isinstance(weight, ops.PackedWeight):
             return ops.linear(
                 x,
@@ -115,11 +121,7 @@ class Products:
     ) -> LinearSums | None:
         """The product for a kernel that adds up itself: what is left in pieces until the next
         product, or None if out holds the result."""
-        by_torch = (
-            self._unpacked is not None
-            and isinstance(weight, ops.PackedWeight)
-            and self._unpacked.serves(x, weight)
-        )
+        by_torch = self._of_unpacked(x, weight) is not None
         if isinstance(weight, StackedWeight) or by_torch or not self._is_ours(weight):
             self(x, weight, bias, out)
             return None
