@@ -24,18 +24,6 @@ constexpr std::int64_t kMostPiecesPerThread = 16;
 // A piece takes at least this long: a claim and the start of a stream are small beside it.
 constexpr std::int64_t kLeastPieceNs = 2000;
 
-// Waits until `value` is no longer `old`, which a notify of its writer must follow.
-template <typename T>
-void wait_while(const std::atomic<T>& value, T old) {
-  for (int spins = 0; value.load(std::memory_order_acquire) == old; ++spins) {
-    if (spins < kSpinsBeforeSleep) {
-      cpu_relax();
-    } else {
-      value.wait(old, std::memory_order_acquire);
-    }
-  }
-}
-
 int default_size() {
   if (const char* text = std::getenv("SPECDEC_NUM_THREADS")) {
     const int n = std::atoi(text);
@@ -78,6 +66,21 @@ int take(std::atomic<std::uint64_t>& left, bool own, int rank) {
 
 std::atomic<ThreadPool::ClaimHook> ThreadPool::claim_hook{nullptr};
 std::atomic<ThreadPool::SleepHook> ThreadPool::sleep_hook{nullptr};
+
+// Waits until `value` is no longer `old`, which a notify of its writer must follow.
+template <typename T, typename BeforeSleep>
+void ThreadPool::wait_while(const std::atomic<T>& value, T old, int rank,
+                            BeforeSleep&& before_sleep) {
+  for (int spins = 0; value.load(std::memory_order_acquire) == old;) {
+    if (expected_[rank].fetch_some()) continue;
+    if (++spins <= kSpinsBeforeSleep) {
+      cpu_relax();
+      continue;
+    }
+    before_sleep();
+    value.wait(old, std::memory_order_seq_cst);
+  }
+}
 
 ThreadPool& ThreadPool::global() {
   // Never destroyed: worker threads must not be joined from a static destructor, where the
@@ -145,6 +148,7 @@ void ThreadPool::start(int size) {
   size_ = size;
   stopping_.store(false, std::memory_order_relaxed);
   runs_ = std::make_unique<Run[]>(static_cast<std::size_t>(size));
+  expected_ = std::make_unique<ExpectedReads[]>(static_cast<std::size_t>(size));
   for (int rank = 1; rank < size; ++rank) {
     threads_.emplace_back([this, rank] { worker(rank); });
   }
@@ -207,7 +211,7 @@ void ThreadPool::run_raw(int pieces, RawBody body, void* context) {
   for (;;) {
     const int finished = finished_.load(std::memory_order_acquire);
     if (mine + finished == pieces) break;
-    wait_while(finished_, finished);
+    wait_while(finished_, finished, 0, [] {});
   }
   const std::exception_ptr error = std::exchange(error_, nullptr);
   busy_.store(false, std::memory_order_release);
@@ -242,15 +246,10 @@ void ThreadPool::worker(int rank) {
       finished_.fetch_add(done, std::memory_order_release);
       finished_.notify_one();  // the caller alone waits for it
     }
-    for (int spins = 0; epoch_.load(std::memory_order_acquire) == epoch; ++spins) {
-      if (spins < kSpinsBeforeSleep) {
-        cpu_relax();
-        continue;
-      }
+    wait_while(epoch_, epoch, rank, [&] {
       if (const auto hook = sleep_hook.load(std::memory_order_acquire)) hook(rank);
       asleep_.store(true, std::memory_order_seq_cst);
-      epoch_.wait(epoch, std::memory_order_seq_cst);
-    }
+    });
   }
 }
 

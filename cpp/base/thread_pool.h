@@ -17,7 +17,7 @@
 //
 // A thread that waits, for pieces or for the others to finish theirs, spins for some tens of
 // microseconds and then sleeps: it leaves its core to others, perhaps to the thread that it waits
-// for.
+// for. Before it spins it fetches what it is said to read next (expect_reads).
 //
 // One run at a time: a caller that finds the threads busy, from a second host thread or inside a
 // body, does its pieces alone. Results must not depend on which rank did a piece.
@@ -26,6 +26,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -33,6 +34,8 @@
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "base/expected_reads.h"
 
 namespace specdec {
 
@@ -77,6 +80,12 @@ class ThreadPool {
   // second thread would not be worth its call, else enough of them that threads end together.
   int pieces(std::int64_t items, std::int64_t item_ns) const;
 
+  // What this rank is going to read in a later run, see ExpectedReads; rank < size(), which the
+  // caller holds.
+  void expect_reads(int rank, const std::byte* first, const std::byte* second, std::size_t bytes) {
+    expected_[rank].set(first, second, bytes);
+  }
+
   // An exception of a body is rethrown, one of them if there are several, when all pieces are done.
   template <typename F>
   void run(int pieces, F&& body) {
@@ -109,6 +118,8 @@ class ThreadPool {
     std::atomic<std::uint64_t> left{0};
   };
 
+  template <typename T, typename BeforeSleep>
+  void wait_while(const std::atomic<T>& value, T old, int rank, BeforeSleep&& before_sleep);
   void run_raw(int pieces, RawBody body, void* context);
   int work(int rank);
   void do_piece(int piece, int rank);
@@ -121,7 +132,8 @@ class ThreadPool {
   int size_ = 1;
   int forks_ = 0;  // of the process, as the threads were started
   std::vector<std::thread> threads_;
-  std::unique_ptr<Run[]> runs_;  // [size]
+  std::unique_ptr<Run[]> runs_;                // [size]
+  std::unique_ptr<ExpectedReads[]> expected_;  // [size]
   std::atomic<bool> busy_{false};
   std::atomic<int> holds_{0};
   std::atomic<bool> resizing_{false};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/expected_reads.h"
 #include "base/float_mode.h"
 #include "base/thread_pool.h"
 #include "check.h"
@@ -210,6 +212,41 @@ TEST(thread_pool_keeps_the_announcement_of_who_sleeps_until_the_next_phase) {
     last.note(piece, rank);
   });
   CHECK(missed.complete() && late.complete() && last.complete());
+}
+
+TEST(thread_pool_fetches_what_a_rank_is_said_to_read) {
+  // Any addresses: to fetch one is no access.
+  ThreadPool pool(3);
+  const auto place = [](std::uintptr_t at) { return reinterpret_cast<const std::byte*>(at); };
+  for (unsigned turn = 0; turn < 200; ++turn) {
+    for (int rank = 0; rank < pool.size(); ++rank) {
+      pool.expect_reads(rank, place(turn % 3 == 0 ? 0 : 4096 * turn),
+                        place(turn % 2 == 0 ? 64 : ~std::uintptr_t{0} - 8192), turn * 100);
+    }
+    Phase phase(7);
+    pool.run(7, [&](int piece, int rank) { phase.note(piece, rank); });
+    CHECK(phase.complete());
+  }
+}
+
+TEST(expected_reads_are_fetched_once) {
+  std::vector<std::byte> first(4096), second(4096);
+  ExpectedReads reads;
+  CHECK(!reads.fetch_some());
+  const auto fetch_all = [&] {
+    int times = 0;
+    while (reads.fetch_some()) ++times;
+    return times;
+  };
+  reads.set(first.data(), first.data(), 1024);
+  CHECK(fetch_all() == 4 && reads.fetched() == 1024);
+  CHECK(!reads.fetch_some());
+  reads.set(second.data(), first.data(), 1000);  // another place: from its beginning
+  CHECK(fetch_all() == 4 && reads.fetched() == 1024);
+  reads.set(second.data(), first.data(), 2048);  // more of the same
+  CHECK(fetch_all() == 4 && reads.fetched() == 2048);
+  reads.set(first.data(), first.data(), 0);
+  CHECK(!reads.fetch_some() && reads.fetched() == 0);
 }
 
 TEST(thread_pool_second_caller_works_alone) {

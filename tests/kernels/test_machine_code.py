@@ -60,6 +60,14 @@ def test_weights_are_prefetched() -> None:
     assert sum(name == "prefetcht1" for _, name, _ in disassembly()) >= 30
 
 
+def test_threads_that_wait_fetch() -> None:
+    """ThreadPool::wait_while: the caller's wait and the workers'."""
+    code = [name for _, name, _ in disassembly()]
+    pauses = [at for at, name in enumerate(code) if name == "pause"]
+    fetching = [at for at in pauses if "prefetcht1" in code[max(0, at - 60) : at + 60]]
+    assert len(fetching) >= 2, f"of {len(pauses)} loops with a pause"
+
+
 # Products of bfloat16 for 1 to 12 rows, of bf16 and of e4m3; codes of e4m3 looked up in tables, for
 # as many rows (beside tiles also for one row, and to be stored for more). Attention multiplies
 # bfloat16, too, and finds it in the cache.

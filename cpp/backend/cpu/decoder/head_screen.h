@@ -34,6 +34,8 @@ class HeadScreen {
   // number is not finite, or so many rows are no slower there. One call at a time.
   bool find(const InputRows& x, RowBest* best);
 
+  // As PackedLinear::expect, of the copy.
+  void expect(std::int64_t rows) const { copy_->expect(rows); }
   // Reads the copy and does nothing else (PackedLinear::read).
   std::uint64_t read() const { return copy_->read(); }
   std::size_t bytes() const { return copy_->bytes() + bounds_.size() * sizeof(Bound); }

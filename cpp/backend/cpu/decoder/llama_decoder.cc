@@ -137,8 +137,19 @@ void LlamaDecoder::qk_norm_and_rope(const StepView& step, const Layer& layer, co
   }
 }
 
-// From the residual stream to the outputs of the heads that are computed here.
-void LlamaDecoder::attend(const StepView& step, int index) {
+// In front of the product before it, whose end some threads wait for, too.
+void LlamaDecoder::expect_layer(const StepView& step, int index) const {
+  if (index < config_.num_layers) {
+    layers_[index].qkv->parts().front().expect(step.num_rows);
+  } else if (screen_) {
+    screen_->expect(step.num_logit_rows);
+  } else if (head_) {
+    head_->expect(step.num_logit_rows);
+  }
+}
+
+// qkv_ = q, k and v of the residual stream; k and v go to the pages.
+void LlamaDecoder::append_kv(const StepView& step, int index) {
   const Layer& layer = layers_[index];
   const std::int64_t rows = step.num_rows;
   const InputForm form = form_of(*layer.qkv, rows);
@@ -147,6 +158,7 @@ void LlamaDecoder::attend(const StepView& step, int index) {
     tap(index, some);
     norm_rows(residual_.data(), layer.attention_norm, form, some);
   });
+  layer.o->expect(rows);
   layer.qkv->run(input_rows(rows, form), qkv_.data(), qkv_stride_);
   const std::int64_t q_width = std::int64_t{num_heads_} * config_.head_dim;
   const std::int64_t kv_width = std::int64_t{num_kv_heads_} * config_.head_dim;
@@ -160,16 +172,15 @@ void LlamaDecoder::attend(const StepView& step, int index) {
   append.v = qkv_.data() + q_width + kv_width;
   append.k_row_stride = append.v_row_stride = qkv_stride_;
   append.dtype = DType::kF32;
-  if (!k_scales_.empty()) {
-    append.k_scale = k_scales_.data() + std::int64_t{index} * num_kv_heads_;
-    append.v_scale = v_scales_.data() + std::int64_t{index} * num_kv_heads_;
-    append.scale_stride = 1;
-  }
+  take_scales(index, append);
   over_rows(rows, 4, [&](Range some) {
     qk_norm_and_rope(step, layer, rope, some);
     append_kv_part(append, some);
   });
+}
 
+// From q to the outputs of the heads that are computed here.
+void LlamaDecoder::attend(const StepView& step, int index) {
   SpecAttentionParams params;
   params.step = step;
   params.cache = cache_;
@@ -179,14 +190,12 @@ void LlamaDecoder::attend(const StepView& step, int index) {
   params.num_heads = num_heads_;
   params.dtype = DType::kF32;
   params.scale = config_.attention_scale;
-  params.exact = !config_.has_fast_forms || rows < kFastAttentionRows;
+  params.exact = !config_.has_fast_forms || step.num_rows < kFastAttentionRows;
   params.sliding_window = config_.sliding_window[index];
   params.sink_tokens = config_.sink_tokens;
   params.softcap = config_.attention_softcap;
-  params.k_scale = append.k_scale;
-  params.v_scale = append.v_scale;
-  params.scale_stride = append.scale_stride;
-  const bool direct = writes_input_directly(layer);
+  take_scales(index, params);
+  const bool direct = writes_input_directly(layers_[index]);
   params.out = direct ? as_f32(input_.data())
                       : attention_.data() + std::int64_t{first_head_} * config_.head_dim;
   params.out_row_stride = direct ? input_bytes_ / 4 : attention_stride_;
@@ -205,6 +214,7 @@ void LlamaDecoder::project(const StepView& step, int index) {
       }
     });
   }
+  layer.gate->expect(step.num_rows, layer.up.get());
   layer.o->run(input_rows(step.num_rows, form), sum_.data() + hidden_.begin, config_.hidden_size);
 }
 
@@ -231,6 +241,7 @@ void LlamaDecoder::gate(const StepView& step, const Layer& layer, std::int64_t f
   const std::int64_t size = std::min(height, kOneRun) * stride;
   const std::int64_t needed = 2 * size * ThreadPool::global().size();
   if (static_cast<std::int64_t>(gated_.size()) < needed) gated_.allocate(needed);
+  layer.down->expect(height);
   ThreadPool::global().run(parts, [&](int part, int rank) {
     float* gated = gated_.data() + 2 * rank * size;
     float* up = gated + size;
@@ -260,6 +271,7 @@ void LlamaDecoder::down(const StepView& step, const Layer& layer, std::int64_t f
       }
     });
   }
+  expect_layer(step, static_cast<int>(&layer - layers_.data()) + 1);
   layer.down->run({act_.data(), act_bytes_, height, form},
                   sum_.data() + first * config_.hidden_size + hidden_.begin, config_.hidden_size);
 }
@@ -276,23 +288,40 @@ void LlamaDecoder::add_sum(const std::vector<float>& out_norm, Range rows) {
   }
 }
 
-void LlamaDecoder::run_layers(const StepView& step) {
-  const std::int64_t rows = step.num_rows;
-  over_rows(rows, 4, [&](Range some) { embed(step, some); });
+const StepView& LlamaDecoder::run_layers(const StepView& step) {
+  over_rows(step.num_rows, 4, [&](Range some) { embed(step, some); });
+  const StepView* left = &step;
   for (int index = 0; index < config_.num_layers; ++index) {
-    attend(step, index);
-    project(step, index);
-    enter_feed_forward(step, index);
+    append_kv(step, index);
+    if (index + 1 == config_.num_layers) left = &leave_out_rows(step);
+    const std::int64_t rows = left->num_rows;
+    if (rows == 0) break;
+    attend(*left, index);
+    project(*left, index);
+    enter_feed_forward(*left, index);
     for (std::int64_t first = 0; first < rows; first += ffn_rows_) {
       const std::int64_t height = std::min(ffn_rows_, rows - first);
-      gate(step, layers_[index], first, height);
-      down(step, layers_[index], first, height);
+      gate(*left, layers_[index], first, height);
+      down(*left, layers_[index], first, height);
     }
   }
-  over_rows(rows, 1, [&](Range some) {
+  over_rows(left->num_rows, 1, [&](Range some) {
     add_sum(layers_.back().ffn_out_norm, some);
     tap(config_.num_layers, some);
   });
+  return *left;
+}
+
+// A tap of what leaves the last layer asks for all rows.
+const StepView& LlamaDecoder::leave_out_rows(const StepView& step) {
+  const bool tapped = std::find(taps_.begin(), taps_.end(), config_.num_layers) != taps_.end();
+  if (tapped || !needed_.find(step)) return step;
+  constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t n = config_.hidden_size * kFloat;
+  needed_.move_to_front(reinterpret_cast<std::byte*>(residual_.data()), n, n);
+  needed_.move_to_front(reinterpret_cast<std::byte*>(qkv_.data()), qkv_stride_ * kFloat,
+                        std::int64_t{num_heads_} * config_.head_dim * kFloat);
+  return needed_.step();
 }
 
 // Copies the residual stream of these rows, as it enters the layer, for whoever asked for it.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backend/cpu/decoder/head_screen.h"
+#include "backend/cpu/decoder/needed_rows.h"
 #include "backend/cpu/decoder/row_ops.h"
 #include "backend/cpu/linear/packed_linear.h"
 #include "backend/cpu/linear/stacked_linear.h"
@@ -257,6 +258,18 @@ class LlamaDecoder {
   void norm_rows(const float* x, const std::vector<float>& weight, InputForm form, Range rows);
   void qk_norm_and_rope(const StepView& step, const Layer& layer, const RopeTable* rope,
                         Range rows);
+  // From now on threads that wait fetch what comes first in this layer. Behind the last layer that
+  // is the head.
+  void expect_layer(const StepView& step, int layer) const;
+  // The scales of a layer's e4m3 pages, if it has some.
+  template <typename Params>
+  void take_scales(int layer, Params& params) const {
+    if (k_scales_.empty()) return;
+    params.k_scale = k_scales_.data() + std::int64_t{layer} * num_kv_heads_;
+    params.v_scale = v_scales_.data() + std::int64_t{layer} * num_kv_heads_;
+    params.scale_stride = 1;
+  }
+  void append_kv(const StepView& step, int layer);
   void attend(const StepView& step, int layer);
   void project(const StepView& step, int layer);
   void enter_feed_forward(const StepView& step, int layer);
@@ -264,7 +277,10 @@ class LlamaDecoder {
   void down(const StepView& step, const Layer& layer, std::int64_t first, std::int64_t height);
   void add_sum(const std::vector<float>& out_norm, Range rows);
   void tap(int layer, Range rows);
-  void run_layers(const StepView& step);
+  // Returns the step of the rows that are left in the residual stream: those that scores depend on
+  // or all, with logit_rows to match.
+  const StepView& run_layers(const StepView& step);
+  const StepView& leave_out_rows(const StepView& step);
   void run_final_norm(const StepView& step, float* hidden);
   void gather_and_norm(const StepView& step, Range rows, float* hidden);
   void run_head_scores(const StepView& step, float* logits, RowBest* best = nullptr);
@@ -289,6 +305,7 @@ class LlamaDecoder {
   std::unique_ptr<PackedLinear> table_;       // the embeddings, where they are not the head
   const RowOps& ops_;
   KvCacheView cache_;
+  NeededRows needed_;      // in the last layer
   std::vector<int> taps_;  // layers whose input is kept
   float* tapped_ = nullptr;
   // This decoder's share of each output, all of it unless it is a shard.

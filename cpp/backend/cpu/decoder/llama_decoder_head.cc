@@ -111,9 +111,9 @@ void LlamaDecoder::forward_ids(const StepView& step, TokenId* ids, float* hidden
   const ThreadPool::Hold threads(ThreadPool::global());
   prepare(step);
   best_rows_.resize(step.num_logit_rows);
-  run_layers(step);
-  run_final_norm(step, hidden);
-  run_head_best(step, best_rows_.data());
+  const StepView& left = run_layers(step);
+  run_final_norm(left, hidden);
+  run_head_best(left, best_rows_.data());
   for (std::int32_t i = 0; i < step.num_logit_rows; ++i) ids[i] = best_rows_[i].index;
 }
 
@@ -122,17 +122,18 @@ void LlamaDecoder::forward_logits(const StepView& step, float* logits, float* hi
   const ThreadPool::Hold threads(ThreadPool::global());
   prepare(step);
   best_rows_.resize(step.num_logit_rows);
-  run_layers(step);
-  run_final_norm(step, hidden);
-  run_head_scores(step, logits, best == nullptr ? nullptr : best_rows_.data());
+  const StepView& left = run_layers(step);
+  run_final_norm(left, hidden);
+  run_head_scores(left, logits, best == nullptr ? nullptr : best_rows_.data());
   for (std::int32_t i = 0; best != nullptr && i < step.num_logit_rows; ++i) {
     best[i] = best_rows_[i].index;
   }
 }
 
-// The head's input of the logit rows.
+// The head's input of the logit rows. Behind the head comes the next step.
 void LlamaDecoder::run_final_norm(const StepView& step, float* hidden) {
   over_rows(step.num_logit_rows, 4, [&](Range some) { gather_and_norm(step, some, hidden); });
+  expect_layer(step, 0);
 }
 
 void LlamaDecoder::unpack_head(TokenId id, float* out) const {

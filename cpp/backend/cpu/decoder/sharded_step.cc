@@ -212,6 +212,7 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
   } else {
     switch (part % kPartsOfLayer) {
       case kAttend:
+        append_kv(step, layer);
         attend(step, layer);
         break;
       case kProject:
@@ -233,6 +234,7 @@ void LlamaDecoder::run_part(const StepView& step, int part, const std::byte* gat
 void LlamaDecoder::run_whole_part(const StepView& step, int part) {
   const int layer = part / parts_of_layer();
   if (part % parts_of_layer() == 0) {
+    append_kv(step, layer);
     attend(step, layer);
     project(step, layer);
   } else {

@@ -63,8 +63,9 @@ using WidenGroupsFn = void (*)(const std::byte* step, std::int64_t groups, std::
 
 inline constexpr int kMaxTileRows = 32;
 
-// How far ahead of the reads a lone row tile fetches.
-inline constexpr std::int64_t kPrefetchBytes = 8192;
+// How far ahead of the reads a lone row tile fetches. Farther than a page disturbs the processor's
+// own prefetching, and costs where a thread does little but read: for one row.
+inline constexpr std::int64_t kPrefetchBytes = 6144, kOneRowPrefetchBytes = 4096;
 // Rows whose chains are in hand at a time where they are cut: more of them share what is widened.
 inline constexpr int kCarriedRows = 256;
 inline constexpr int kMostCutSteps = 96;

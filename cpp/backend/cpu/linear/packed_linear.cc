@@ -7,6 +7,7 @@
 
 #include "backend/cpu/linear/linear_kernels.h"
 #include "backend/cpu/linear/quant_kernels.h"
+#include "base/cpu_features.h"
 
 namespace specdec::cpu {
 namespace {
@@ -22,6 +23,8 @@ constexpr std::int64_t kWidenedRows4 = 16, kWidenedRows8 = 20;
 // Elements of what is widened at a time.
 constexpr std::int64_t kMostWide = kMostCutSteps / kWideGroupSteps * kWideGroup;
 static_assert(kMostWide >= kScaledCodes && kMostCutSteps % kWideGroupSteps == 0);
+// The same distance for a thread that only reads, where that is fastest.
+constexpr std::int64_t kReadAheadBytes = 8192;
 // What one thread reads and multiplies in a nanosecond, roughly: sizes of parts follow from it.
 constexpr std::int64_t kBytesPerNs = 16;
 constexpr std::int64_t kMultiplyAddsPerNs = 100;
@@ -102,7 +105,9 @@ void PackedLinear::for_each_tile(const InputRows& input, int part, int parts, Si
   const std::int64_t max_rows = is_bf16 ? kernels_->bf16_rows : kernels_->max_rows;
   const std::int64_t step_bytes = panel_bytes_ / steps_;  // as they are packed
   const std::int64_t chain = is_bf16 ? kernels_->bf16_chain : kChainSteps;
-  const std::int64_t ahead = is_bf16 ? kernels_->bf16_ahead : kPrefetchBytes;
+  const std::int64_t ahead = rows == 1 ? kOneRowPrefetchBytes
+                             : is_bf16 ? kernels_->bf16_ahead
+                                       : kPrefetchBytes;
   const std::int64_t stretch = widens ? kScaledGroup / 2 : chain;
   const bool cuts =
       is_widened || (is_bf16 && !widens && kernels_->cut_steps != 0 && rows > max_rows);
@@ -193,6 +198,8 @@ void PackedLinear::for_each_quant_tile(const InputRows& input, int part, int par
   const QuantTileFn compute = quant_kernels_->of(type_);
   const std::int64_t most = rows <= kQuantTileRows ? kQuantTileRows : quant_kernels_->prefill_rows;
   const std::int64_t tiles = (rows + most - 1) / most;
+  // Nibbles take as long to unpack for one row as two rows of bytes take to be multiplied.
+  const bool reads_quickly = rows == 1 && !quant_format(type_).nibbles;
   const Range panels = share(panels_, part, parts);
   const std::int64_t block = std::max<std::int64_t>(1, kPanelBlockBytes / panel_bytes_);
   for (std::int64_t begin = panels.begin; begin < panels.end; begin += block) {
@@ -207,7 +214,9 @@ void PackedLinear::for_each_quant_tile(const InputRows& input, int part, int par
       if (tiles > 1) args.pass_rows = quant_kernels_->prefill_pass_rows;
       // The last of several tiles reads panels that are near, so it fetches the next block's.
       const bool fetch_next = tiles > 1 && tile + 1 == tiles;
-      const std::int64_t ahead = fetch_next ? (end - begin) * panel_bytes_ : kPrefetchBytes;
+      const std::int64_t ahead = fetch_next      ? (end - begin) * panel_bytes_
+                                 : reads_quickly ? kOneRowPrefetchBytes
+                                                 : kPrefetchBytes;
       for (std::int64_t panel = begin; panel < end; ++panel) {
         args.panel = packed_ + panel * panel_bytes_;
         args.bias = bias_.empty() ? nullptr : bias_.data() + panel * kColumns;
@@ -232,6 +241,24 @@ int PackedLinear::num_parts(std::int64_t rows, int matrices) const {
     ns *= kPrefillPanels;
   }
   return ThreadPool::global().pieces(panels, ns * matrices);
+}
+
+// Only where a pass waits for memory. Part of the second-level cache: the rest has what is used.
+void PackedLinear::expect(std::int64_t rows, const PackedLinear* other) const {
+  static const std::int64_t most = second_level_cache_bytes() / 4;
+  if (rows > kQuantTileRows) return;
+  ThreadPool& pool = ThreadPool::global();
+  const int matrices = other == nullptr ? 1 : 2, size = pool.size();
+  const int parts = num_parts(rows, matrices);
+  for (int rank = 0; rank < size; ++rank) {
+    const Range own = share(parts, rank, size);
+    const std::int64_t first = share(panels_, own.begin, parts).begin;
+    const std::int64_t last = share(panels_, own.end, parts).begin;
+    const std::int64_t begin = first * panel_bytes_, bytes = last * panel_bytes_ - begin;
+    const std::byte* others = other == nullptr ? packed_ : other->packed_;
+    pool.expect_reads(rank, packed_ + begin, others + begin,
+                      static_cast<std::size_t>(std::min(most / matrices, bytes)));
+  }
 }
 
 void PackedLinear::run(const InputRows& x, float* y, std::int64_t y_stride) const {
@@ -318,7 +345,7 @@ std::uint64_t PackedLinear::read_part(int part, int parts) const {
   const std::int64_t begin = panels.begin * panel_bytes_ / 8, end = panels.end * panel_bytes_ / 8;
   std::uint64_t sums[8] = {};
   for (std::int64_t i = begin; i < end; i += 8) {
-    __builtin_prefetch(words + i + kPrefetchBytes / 8);
+    __builtin_prefetch(words + i + kReadAheadBytes / 8);
     for (int j = 0; j < 8; ++j) sums[j] += words[i + j];
   }
   std::uint64_t total = 0;

@@ -148,6 +148,11 @@ class PackedLinear {
     return (panels_ + parts - 1) / parts * kPanelColumns;
   }
 
+  // A call of run() with so many rows comes soon: tells ThreadPool::global(), whose size the caller
+  // holds, which weights each thread begins with. `other`: has the same shape, and parts of both
+  // are computed in turns.
+  void expect(std::int64_t rows, const PackedLinear* other = nullptr) const;
+
   // One part of it, for use inside a piece of work: y[rows, columns_of(part, parts)]. Columns are
   // split, so each part reads only its own weights.
   void run_part(const InputRows& x, float* y, std::int64_t y_stride, int part, int parts) const;
