@@ -51,7 +51,7 @@ class alignas(64) ExpectedReads {
   // Numbers, not pointers: the last lines may lie behind the memory that is read.
   std::atomic<std::uintptr_t> first_{0}, second_{0};
   std::atomic<std::size_t> bytes_{0};
-  // Of the thread that fetches.
+  // For the thread that fetches alone.
   std::uintptr_t fetching_ = 0;
   std::size_t fetched_ = 0;
 };

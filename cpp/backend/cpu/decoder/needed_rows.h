@@ -15,8 +15,8 @@ namespace specdec::cpu {
 
 class NeededRows {
  public:
-  // Of a chain what lies between the first and the last row with scores, of a tree all rows or
-  // none. False: that is more than half of the step, which is not worth moving rows.
+  // A chain keeps what lies between the first and the last row with scores, a tree all of its rows
+  // or none. False: that is more than half of the step, which is not worth moving rows.
   bool find(const StepView& step);
 
   // The step of these rows, whose K/V are in the pages. Its logit_rows are its own; it has no
