@@ -101,6 +101,14 @@ struct SlotReader {
   const T* operator()(std::int32_t slot) const {
     return base + pages[slot >> shift] * stride_page + (slot & in_page) * stride_token;
   }
+  // Where the n slots from `slot` on lie, each `apart` elements further. A page is looked up once.
+  void find(std::int32_t slot, int n, std::int64_t apart, const T** rows) const {
+    for (int j = 0; j < n;) {
+      const T* row = (*this)(slot + j) + apart;
+      const int end = min_of(n, j + in_page + 1 - ((slot + j) & in_page));
+      for (; j < end; ++j, row += stride_token) rows[j] = row;
+    }
+  }
   float factor(const T* vector) const {
     if constexpr (std::is_same_v<T, Int8>) {
       float scale;

@@ -2,6 +2,7 @@
 // Included once per instruction set, in an anonymous namespace (see attention_math.h).
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "backend/cpu/attention/attention_geometry.h"
@@ -46,24 +47,25 @@ inline void fill_k_tile(const SlotReader<T>& reader, const SlotReader<T>* values
   constexpr bool kPairs = kTransposesPairs<V, T>;
   using Row = std::conditional_t<kPairs, T, float>;
   const Row* rows[kTileKeys<V>];
-  const T *ahead[kTileKeys<V>], *values_ahead[kTileKeys<V>];
+  const T *found[kTileKeys<V>], *ahead[kTileKeys<V>], *values_ahead[kTileKeys<V>];
   const auto* zeros = reinterpret_cast<const Row*>(kZeroRow);
   const int stride = (head_dim + kDimChunk - 1) / kDimChunk * kDimChunk;
   const auto* nothing = reinterpret_cast<const T*>(kZeroRow);
+  reader.find(slot, keys, 0, found);
+  reader.find(next.slot, next.count, next.apart, ahead);
+  std::fill(ahead + next.count, ahead + kTileKeys<V>, nothing);
+  const int num_values = values != nullptr ? keys : 0;
+  if (values != nullptr) values->find(slot, keys, 0, values_ahead);
+  std::fill(values_ahead + num_values, values_ahead + kTileKeys<V>, nothing);
   for (int j = 0; j < kTileKeys<V>; ++j) {
-    ahead[j] = j < next.count ? reader(next.slot + j) + next.apart : nothing;
-    values_ahead[j] = values != nullptr && j < keys ? (*values)(slot + j) : nothing;
     if (j >= keys || !is_read(block, slot + j)) {
       rows[j] = zeros;
-      continue;
-    }
-    const T* from = reader(slot + j);
-    if constexpr (kPairs || sizeof(T) == 4) {
-      rows[j] = from;
+    } else if constexpr (kPairs || sizeof(T) == 4) {
+      rows[j] = found[j];
     } else {
       float* to = wide + j * stride;
       rows[j] = to;
-      widen_row<V>(from, reader.factor(from), 0, head_dim, head_dim, to);
+      widen_row<V>(found[j], reader.factor(found[j]), 0, head_dim, head_dim, to);
     }
   }
   // A few lines at a time, all along the transposition: a burst would only queue up.
