@@ -1,8 +1,9 @@
 // Cuts attention into blocks and shares them out over the threads.
 //
-// Many blocks: a piece is whole blocks, contiguous runs of about equal cost.
-// Few blocks (decoding a small batch): every block is cut, phase by phase; the scores then lie in
-// common memory. Neither changes a bit (attention_kernels.h).
+// Many blocks, or few that the threads can share evenly: a piece is whole blocks, contiguous runs
+// of about equal cost. Few blocks otherwise (one request, three heads, two threads): every block is
+// cut, phase by phase; the scores then lie in common memory. Neither changes a bit
+// (attention_kernels.h).
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -32,8 +33,10 @@ constexpr std::int64_t kSharedFloats = 2 * 1024 * 1024;
 constexpr int kSharedBlocksPerRank = 16;
 // Items of a phase, for each thread, so that threads end together.
 constexpr int kItemsPerRank = 3;
-// Below this cost (a few microseconds) three calls of the threads are dearer than an uneven split.
-constexpr std::int64_t kSharedCost = 4096;
+// Blocks are cut if a thread would otherwise have nothing to do for longer than this many
+// multiply-adds of scores take: cutting costs two more calls of the threads, and reads of scores
+// and values that another core holds.
+constexpr std::int64_t kIdleWork = 120 * 1024;
 // What one thread does in a nanosecond, roughly, and what the exponential of a score takes of it:
 // sizes of pieces follow from it.
 constexpr std::int64_t kMultiplyAddsPerNs = 32;
@@ -156,6 +159,13 @@ void place_scores(AttentionBlock& block, float* at) {
 
 const AttentionKernels& kernels_of(const SpecAttentionParams& p) {
   return p.exact ? attention_kernels() : fast_attention_kernels();
+}
+
+// What a thread could have done while it waits for the last one, if each has whole blocks. As many
+// blocks of the largest one's size as there is work are done in so many turns.
+std::int64_t idle_work(std::int64_t cost, std::int64_t largest, int head_dim, int nranks) {
+  const std::int64_t turns = (cost + largest * nranks - 1) / (largest * nranks);
+  return (turns * largest - cost / nranks) * head_dim;
 }
 
 // A piece is whole blocks; each rank has memory for one.
@@ -290,13 +300,15 @@ void spec_attention(const SpecAttentionParams& p, void* scratch) {
   bool cut = false;
   std::int64_t blocks = 0;
   if (nranks > 1) {
-    std::int64_t floats = 0, cost = 0;
+    std::int64_t floats = 0, cost = 0, largest = 0;
     for_each_block(p, false, [&](const AttentionBlock& block) {
       ++blocks;
       cost += cost_of(block);
+      largest = std::max(largest, cost_of(block));
       floats += score_floats(block.count, block.stride);
     });
-    cut = blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats && cost > kSharedCost;
+    cut = blocks <= kSharedBlocksPerRank * nranks && floats <= kSharedFloats &&
+          idle_work(cost, largest, p.cache.head_dim, nranks) > kIdleWork;
   }
   if (cut) {
     run_shared(p, memory, sizes, blocks);
