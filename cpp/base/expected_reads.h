@@ -28,20 +28,21 @@ class alignas(64) ExpectedReads {
     const std::uintptr_t first = first_.load(std::memory_order_relaxed);
     if (first != fetching_) {
       fetching_ = first;
-      fetched_ = 0;
+      fetched_.store(0, std::memory_order_relaxed);
     }
-    if (fetched_ >= bytes_.load(std::memory_order_relaxed)) return false;
+    const std::size_t begin = fetched();
+    if (begin >= bytes_.load(std::memory_order_relaxed)) return false;
     const std::uintptr_t second = second_.load(std::memory_order_relaxed);
-    for (std::size_t at = fetched_; at < fetched_ + kAtATime; at += kLine) {
+    for (std::size_t at = begin; at < begin + kAtATime; at += kLine) {
       __builtin_prefetch(reinterpret_cast<const void*>(first + at), 0, 2);
       if (second != first) __builtin_prefetch(reinterpret_cast<const void*>(second + at), 0, 2);
     }
-    fetched_ += kAtATime;
+    fetched_.store(begin + kAtATime, std::memory_order_relaxed);
     return true;
   }
 
-  // Bytes of each place that the thread has fetched. For that thread, and for tests when it rests.
-  std::size_t fetched() const { return fetched_; }
+  // Bytes of each place that have been fetched.
+  std::size_t fetched() const { return fetched_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kLine = 64;
@@ -51,9 +52,9 @@ class alignas(64) ExpectedReads {
   // Numbers, not pointers: the last lines may lie behind the memory that is read.
   std::atomic<std::uintptr_t> first_{0}, second_{0};
   std::atomic<std::size_t> bytes_{0};
-  // For the thread that fetches alone.
+  // Written by the thread that fetches alone.
   std::uintptr_t fetching_ = 0;
-  std::size_t fetched_ = 0;
+  std::atomic<std::size_t> fetched_{0};
 };
 
 }  // namespace specdec

@@ -85,6 +85,8 @@ class ThreadPool {
   void expect_reads(int rank, const std::byte* first, const std::byte* second, std::size_t bytes) {
     expected_[rank].set(first, second, bytes);
   }
+  // Bytes of each place that the rank has fetched so far.
+  std::size_t fetched(int rank) const { return expected_[rank].fetched(); }
 
   // An exception of a body is rethrown, one of them if there are several, when all pieces are done.
   template <typename F>

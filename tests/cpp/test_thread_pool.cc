@@ -229,6 +229,25 @@ TEST(thread_pool_fetches_what_a_rank_is_said_to_read) {
   }
 }
 
+TEST(thread_pool_threads_that_wait_fetch) {
+  // Each thread has something to do until the other one, which waits, has fetched everything.
+  ThreadPool pool(2);
+  const std::vector<std::byte> memory(1 << 16);
+  for (const int busy : {0, 1}) {
+    const int waiting = 1 - busy;
+    for (std::size_t turn = 1; turn <= 20; ++turn) {
+      const std::size_t bytes = turn * 256;
+      pool.expect_reads(waiting, memory.data() + 64 * turn, memory.data(), bytes);
+      std::atomic<int> begun{0};
+      pool.run(2, [&](int, int rank) {
+        ++begun;
+        wait_until([&] { return begun == 2; });
+        if (rank == busy) wait_until([&] { return pool.fetched(waiting) == bytes; });
+      });
+    }
+  }
+}
+
 TEST(expected_reads_are_fetched_once) {
   std::vector<std::byte> first(4096), second(4096);
   ExpectedReads reads;

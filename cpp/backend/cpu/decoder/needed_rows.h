@@ -29,7 +29,7 @@ class NeededRows {
 
  private:
   struct Run {
-    std::int32_t begin, count;  // rows of the whole step
+    std::int32_t begin, end;  // rows of the whole step
   };
 
   StepView step_;

@@ -23,7 +23,8 @@ constexpr std::int64_t kWidenedRows4 = 16, kWidenedRows8 = 20;
 // Elements of what is widened at a time.
 constexpr std::int64_t kMostWide = kMostCutSteps / kWideGroupSteps * kWideGroup;
 static_assert(kMostWide >= kScaledCodes && kMostCutSteps % kWideGroupSteps == 0);
-// The same distance for a thread that only reads, where that is fastest.
+// How far ahead a thread fetches that only reads: where that is fastest (linear_kernels.h has the
+// distances of products).
 constexpr std::int64_t kReadAheadBytes = 8192;
 // What one thread reads and multiplies in a nanosecond, roughly: sizes of parts follow from it.
 constexpr std::int64_t kBytesPerNs = 16;
